@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_seconds
@@ -25,12 +25,15 @@ class Range:
         expected: the prediction.
         high: upper end.
         unit: ``"s"`` for seconds, ``"B"`` for bytes, ``""`` for a ratio.
+        why: what makes the range as wide as it is; empty if nothing is known of that. A sum has that of its widest
+            part. Ranges that differ in it alone are equal.
     """
 
     low: float
     expected: float
     high: float
     unit: str = "s"
+    why: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -47,9 +50,9 @@ class Range:
         return cls(value, value, value, unit)
 
     @classmethod
-    def within(cls, expected: float, below: float, above: float, unit: str = "s") -> Range:
+    def within(cls, expected: float, below: float, above: float, unit: str = "s", why: str = "") -> Range:
         """Build the range from ``expected × (1 − below)`` to ``expected × (1 + above)``."""
-        return cls(expected * (1 - below), expected, expected * (1 + above), unit)
+        return cls(expected * (1 - below), expected, expected * (1 + above), unit, why)
 
     def _other(self, other: Range | float) -> Range:
         if not isinstance(other, Range):
@@ -60,14 +63,15 @@ class Range:
 
     def __add__(self, other: Range | float) -> Range:
         other = self._other(other)
-        return Range(self.low + other.low, self.expected + other.expected, self.high + other.high, self.unit)
+        ends = self.low + other.low, self.expected + other.expected, self.high + other.high
+        return Range(*ends, self.unit, (other if other.width > self.width else self).why)
 
     __radd__ = __add__
 
     def __mul__(self, factor: float) -> Range:
         if factor < 0:
             raise UsageError(f"factor {factor} is negative: a range is scaled by 0 or more")
-        return Range(self.low * factor, self.expected * factor, self.high * factor, self.unit)
+        return Range(self.low * factor, self.expected * factor, self.high * factor, self.unit, self.why)
 
     __rmul__ = __mul__
 
@@ -89,6 +93,11 @@ class Range:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    @property
+    def width(self) -> float:
+        """Distance from the lower to the upper end, in `unit`."""
+        return self.high - self.low
+
     def overlaps(self, other: Range) -> bool:
         """Return True if the ranges have a value in common."""
         other = self._other(other)
@@ -97,9 +106,8 @@ class Range:
     def at_most(self, other: Range) -> Range:
         """Return the elementwise minimum of two ranges."""
         other = self._other(other)
-        return Range(
-            min(self.low, other.low), min(self.expected, other.expected), min(self.high, other.high), self.unit
-        )
+        ends = min(self.low, other.low), min(self.expected, other.expected), min(self.high, other.high)
+        return Range(*ends, self.unit, (other if other.high < self.high else self).why)
 
     def __str__(self) -> str:
         """Format the expected value and the range with fitting units: ``"1.25 ms (1.1 ms to 1.4 ms)"``."""

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsexplore import UsageError
-from dsexplore._internal.cost.collectives.collective_curve import ascending, curve
+from dsexplore._internal.cost.collectives import uncertainty
+from dsexplore._internal.cost.collectives.collective_curve import ascending, curve, launch_seconds
 from dsexplore._internal.cost.collectives.collective_mechanism import GroupShape, family, mechanism_time
 from dsexplore._internal.cost.collectives.interpolation import interpolated
-from dsexplore._internal.cost.collectives.uncertainty import MEASURED, NETWORK, PCIE
+from dsexplore._internal.cost.collectives.uncertainty import LAUNCHED_BY_ONE, MEASURED, NETWORK, PCIE, Uncertainty
 from dsexplore._internal.trace.collectives import OPS
 from dsexplore.cost import Cluster, collective_time, known_clusters
 
@@ -23,6 +24,7 @@ PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 GPU_CLUSTERS = [name for name in known_clusters() if name != "gloo-local"]
 clusters = st.sampled_from(known_clusters())
 gpu_clusters = st.sampled_from(GPU_CLUSTERS)
+ERRORS = [value for value in vars(uncertainty).values() if isinstance(value, Uncertainty)]
 ops = st.sampled_from(SIZED)
 sizes = st.integers(0, 1 << 36)
 
@@ -148,8 +150,8 @@ def test_a_barrier_costs_a_short_all_reduce() -> None:
 
 def test_the_range_is_wider_where_less_is_known() -> None:
     cluster = Cluster.load("dgx-h100")
-    assert curve(cluster, "all_reduce", GroupShape(1, 8)).error == MEASURED
-    assert curve(cluster, "all_to_all", GroupShape(4, 8)).error == NETWORK
+    assert curve(cluster, "all_reduce", GroupShape(1, 8)).at(1 << 26).why == MEASURED.why
+    assert curve(cluster, "all_to_all", GroupShape(4, 8)).at(1 << 26).why == NETWORK.why
     known, guessed = (
         collective_time("all_reduce", 1 << 26, 8, hardware=which) for which in (cluster, Cluster.load("8xl40s"))
     )
@@ -159,8 +161,8 @@ def test_the_range_is_wider_where_less_is_known() -> None:
 def test_what_others_measured_over_pcie_says_little_of_a_machine() -> None:
     """L40S of one server pass messages ten times slower than such servers can; what was measured on one's own holds."""
     others = Cluster.load("8xl40s")
-    assert curve(others, "all_gather", GroupShape(1, 4)).error == PCIE
-    assert curve(replace(others, name="mine"), "all_gather", GroupShape(1, 4)).error == MEASURED
+    assert curve(others, "all_gather", GroupShape(1, 4)).at(1 << 20).why == PCIE.why
+    assert curve(replace(others, name="mine"), "all_gather", GroupShape(1, 4)).at(1 << 20).why == MEASURED.why
 
 
 def test_the_high_end_holds_the_time_in_which_one_process_launches_all_ranks() -> None:
@@ -168,6 +170,24 @@ def test_the_high_end_holds_the_time_in_which_one_process_launches_all_ranks() -
     found = collective_time("all_gather", 512, 8)
     assert found.expected < 20e-6
     assert found.high == pytest.approx(56e-6)
+    assert found.why == f"all_gather in one node {LAUNCHED_BY_ONE}"
+
+
+@pytest.mark.parametrize("name", [name for name in known_clusters() if Cluster.load(name).network is not None])
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all"])
+def test_a_range_says_where_the_ranks_are_and_why_it_is_as_wide(name: str, op: str) -> None:
+    """What is said is the source of the very error that the width comes from, or the launch."""
+    for nodes, where in ((1, "in one "), (4, "between ")):
+        for size in (1 << 10, 1 << 20, 1 << 29):
+            cluster = Cluster.load(name)
+            per_node = cluster.ranks_per_domain
+            time = collective_time(op, size, nodes * per_node, per_node, cluster)
+            assert time.why.startswith(f"{op} {where}{cluster.domain_kind}")
+            errors = {error.above for error in ERRORS if time.why.endswith(error.why)}
+            if time.why.endswith(LAUNCHED_BY_ONE):
+                assert time.high >= launch_seconds(cluster, GroupShape(1, per_node)) * 0.99
+            else:
+                assert any(time.high / time.expected - 1 <= 1.3 * above for above in errors)
     one_machine = collective_time("all_gather", 512, 4, hardware="gloo-local")
     assert one_machine.high == pytest.approx(8 * one_machine.expected)
 

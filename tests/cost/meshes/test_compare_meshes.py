@@ -211,6 +211,14 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_is_traced(monkeypatch: pytest.Mo
 def test_views(compared: MeshComparison, tmp_path: Path) -> None:
     shown = compared._repr_mimebundle_()
     assert "predicted" in shown["text/plain"]
+    best = compared.best
+    assert f"Widest part of the range: {best.step.why}." in shown["text/plain"]
+    assert "Widest part of the range: " in shown["text/html"]
+    whys = dict(compared.to_frame().select("mesh", "why").iter_rows())
+    assert whys == {
+        one.mesh: one.prediction.step.why if one.prediction is not None else None for one in compared.candidates
+    }
+    assert all(one.prediction.widest_part in shown["text/html"] for one in compared.ranking if one.prediction)
     assert compared.ranking[0].mesh in shown["text/html"]
     assert "dp=1,tp=8" in compared.to_html(tmp_path / "meshes.html").read_text()
     marks = [trace for trace in compared.figure().data if trace.name == "fits"]

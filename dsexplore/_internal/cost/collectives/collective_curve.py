@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,7 +12,7 @@ from dsexplore._internal.cost.cluster import Cluster
 from dsexplore._internal.cost.collectives.collective_mechanism import GroupShape, mechanism_time
 from dsexplore._internal.cost.collectives.interpolation import interpolated
 from dsexplore._internal.cost.collectives.measured_points import evidence
-from dsexplore._internal.cost.collectives.uncertainty import Uncertainty, uncertainty_of
+from dsexplore._internal.cost.collectives.uncertainty import LAUNCHED_BY_ONE, uncertainty_of
 from dsexplore._internal.cost.range import Range
 
 SMALLEST = 8.0
@@ -40,25 +41,25 @@ class Curve:
         low: low ends of the ranges at each size, non-decreasing.
         expected: predictions.
         high: high ends.
-        error: known error at the sizes that matter most.
+        whys: what makes the range at each size as wide as it is, see `Uncertainty.why`.
     """
 
     sizes: tuple[float, ...]
     low: tuple[float, ...]
     expected: tuple[float, ...]
     high: tuple[float, ...]
-    error: Uncertainty
+    whys: tuple[str, ...]
 
     @classmethod
-    def of(cls, sizes: tuple[float, ...], ranges: Sequence[Range], error: Uncertainty) -> Curve:
+    def of(cls, sizes: tuple[float, ...], ranges: Sequence[Range]) -> Curve:
         """Build a curve from a range of seconds per size."""
         low, expected, high = zip(*((each.low, each.expected, each.high) for each in ranges), strict=True)
-        return cls(sizes, low, expected, high, error)
+        return cls(sizes, low, expected, high, tuple(each.why for each in ranges))
 
     @property
     def ranges(self) -> list[Range]:
         """Seconds at each size."""
-        return list(map(Range, self.low, self.expected, self.high))
+        return [Range(*ends, why=why) for *ends, why in zip(self.low, self.expected, self.high, self.whys, strict=True)]
 
     def at(self, message_bytes: float) -> Range:
         """Return the predicted seconds of a collective with this many message bytes."""
@@ -67,7 +68,7 @@ class Curve:
         low, expected, high = (
             interpolated(self.sizes, ys, size) * beyond for ys in (self.low, self.expected, self.high)
         )
-        return Range(low, expected, high)
+        return Range(low, expected, high, why=self.whys[bisect_left(self.sizes, size, hi=len(self.sizes) - 1)])
 
 
 @lru_cache(maxsize=512)
@@ -107,7 +108,7 @@ def _not_below(raised: Curve, fewer: Curve) -> Curve:
     """
     floors = map(fewer.at, raised.sizes)
     ranges = [_by_end(max, *pair) for pair in zip(raised.ranges, floors, strict=True)]
-    return Curve.of(raised.sizes, ranges, raised.error)
+    return Curve.of(raised.sizes, ranges)
 
 
 def _between(fewer: Curve, more: Curve, op: str, groups: tuple[GroupShape, GroupShape, GroupShape]) -> Curve:
@@ -120,15 +121,16 @@ def _between(fewer: Curve, more: Curve, op: str, groups: tuple[GroupShape, Group
         return of_fewer * float((of_more / of_fewer) ** share)
 
     ranges = [_by_end(interpolate, fewer.at(size * to_fewer), more.at(size * to_more)) for size in fewer.sizes]
-    return Curve.of(fewer.sizes, ranges, more.error)
+    return Curve.of(fewer.sizes, ranges)
 
 
 def _by_end(function: Callable[[float, float], float], first: Range, second: Range) -> Range:
-    """Return the range whose ends are a function of the ends of two ranges."""
+    """Return the range whose ends are a function of the ends of two ranges; the one with the later end says why."""
     return Range(
         function(first.low, second.low),
         function(first.expected, second.expected),
         function(first.high, second.high),
+        why=(first if first.high > second.high else second).why,
     )
 
 
@@ -146,8 +148,9 @@ def _unbounded_curve(cluster: Cluster, op: str, group: GroupShape) -> Curve:
     weights = [1.0 if inside else OUTSIDE for inside in measured]
     lows = [time * (1 - error.below) for time, error in zip(seconds, errors, strict=True)]
     highs = [max(time * (1 + error.above), launch) for time, error in zip(seconds, errors, strict=True)]
+    whys = tuple(LAUNCHED_BY_ONE if end <= launch else error.why for end, error in zip(highs, errors, strict=True))
     low, expected, high = (ascending(values, weights) for values in (lows, seconds, highs))
-    return Curve(sizes, low, expected, high, uncertainty_of(cluster, group, factors, 1 << 20))
+    return Curve(sizes, low, expected, high, whys)
 
 
 def launch_seconds(cluster: Cluster, group: GroupShape) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dsexplore._internal.cost.cluster import Cluster, HardwareLike
 from dsexplore._internal.cost.collectives.collective_curve import Curve, curve
 from dsexplore._internal.cost.collectives.collective_mechanism import GroupShape
@@ -37,7 +39,7 @@ def collective_time(
             stride or the group fills nodes: on a network with rails others cross the switches above these.
 
     Returns:
-        the expected time, and the range that holds four of five measured times.
+        the expected time, and the range that holds four of five measured times; its ``why`` says what is not known.
 
     Raises:
         UsageError: an unknown op or hardware, a negative size, or an impossible number of ranks.
@@ -46,11 +48,35 @@ def collective_time(
         >>> time = collective_time("all_reduce", 1 << 30, world_size=16)
         >>> print(f"{time.expected * 1e3:.1f} ms")
         4.5 ms
+        >>> time.why
+        'all_reduce between nodes was never measured on a network like this'
     """
     if not message_bytes >= 0:
         raise UsageError(f"message_bytes {message_bytes} is not a size: give bytes, 0 or more")
-    curve = collective_curve(op, world_size, ranks_per_node, hardware, aligned=aligned)
-    return Range.exactly(0.0) if curve is None else curve.at(message_bytes)
+    machine = _machine(hardware)
+    curve = collective_curve(op, world_size, ranks_per_node, machine, aligned=aligned)
+    if curve is None:
+        return Range.exactly(0.0)
+    time = curve.at(message_bytes)
+    per_node = machine.domain_of_job(world_size) if ranks_per_node is None else ranks_per_node
+    return replace(time, why=f"{op} {_where(machine, per_node < world_size)} {time.why}")
+
+
+def _machine(hardware: HardwareLike) -> Cluster:
+    """Return the cluster; warn of measured times in its file that its bandwidths contradict."""
+    if isinstance(hardware, Cluster):
+        return hardware
+    machine = Cluster.load(hardware)
+    for doubt in contradictions(machine):
+        warn(doubt)
+    return machine
+
+
+def _where(machine: Cluster, is_across: bool) -> str:
+    """Return between or inside what the ranks of a group are, in words."""
+    if machine.topology == "host":
+        return "between machines" if is_across else "between processes of a machine"
+    return f"between {machine.domain_kind}s" if is_across else f"in one {machine.domain_kind}"
 
 
 def collective_curve(
@@ -66,10 +92,7 @@ def collective_curve(
     Raises:
         UsageError: as `collective_time`.
     """
-    machine = hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
-    if not isinstance(hardware, Cluster):
-        for doubt in contradictions(machine):
-            warn(doubt)
+    machine = _machine(hardware)
     if op not in OPS:
         raise UsageError(f"op {op!r} is not a collective: name one of {', '.join(OPS)}")
     if world_size < 1:

@@ -18,7 +18,7 @@ class Uncertainty:
     Attributes:
         below: how far times are shorter, as a fraction of the prediction.
         above: how far they are longer.
-        why: the source of the error, in words.
+        why: the source of the error, as the rest of a sentence that begins with the op and its group.
     """
 
     below: float
@@ -26,15 +26,17 @@ class Uncertainty:
     why: str
 
 
-MEASURED = Uncertainty(0.12, 0.25, "measured on such a cluster")
-MEASURED_NETWORK = Uncertainty(0.30, 0.30, "measured on such a cluster, over a network like its own")
-RELATED = Uncertainty(0.20, 0.25, "from measured times of a related op, group or cluster")
-MECHANISM = Uncertainty(0.20, 0.30, "from latencies and bandwidths alone")
-NETWORK = Uncertainty(0.30, 0.50, "over a network that nobody measured")
-SHARED = Uncertainty(0.20, 0.25, "measured on such a machine, whose cores other programs use too")
-SHARED_RELATED = Uncertainty(0.30, 0.45, "from measured times of other ops, on cores that other programs use too")
-HOST = Uncertainty(0.50, 7.00, "between processes of a machine that nobody measured, on fewer processors perhaps")
-PCIE = Uncertainty(0.55, 3.00, "over PCIe, with and without peer access between the GPUs, which differ five times")
+MEASURED = Uncertainty(0.12, 0.25, "was measured on another machine of this kind, perhaps with another NCCL")
+MEASURED_NETWORK = Uncertainty(0.30, 0.30, "was measured on another network of this kind")
+RELATED = Uncertainty(0.20, 0.25, "was not measured itself: its times follow from a related op, group or cluster")
+MECHANISM = Uncertainty(0.20, 0.30, "was never measured: its times follow from latencies and bandwidths alone")
+NETWORK = Uncertainty(0.30, 0.50, "was never measured on a network like this")
+SHARED = Uncertainty(0.20, 0.25, "was measured on cores that other programs use too")
+SHARED_RELATED = Uncertainty(0.30, 0.45, "was not measured itself: its times follow from other ops, on shared cores")
+HOST = Uncertainty(0.50, 7.00, "was never measured on this machine, which may have fewer processors than ranks")
+PCIE = Uncertainty(0.55, 3.00, "takes up to five times as long over PCIe without peer access between the GPUs")
+LAUNCHED_BY_ONE = "takes no less than its launch, if one process launches it on all ranks of a node"
+"""Why the high end of a short collective is what it is; see `collective_curve.launch_seconds`."""
 BEYOND = 4.0
 """Factor on the largest measured size beyond which a prediction counts as related instead of measured."""
 

@@ -103,8 +103,8 @@ class MeshComparison(Displayable):
     def to_frame(self) -> pl.DataFrame:
         """Return one row per mesh.
 
-        Columns: ``mesh``; ``step``, ``low``, ``high``, ``compute``, ``exposed`` and ``idle`` in seconds; ``memory`` in
-            bytes; ``gpu_hours``, ``energy`` in kWh at most and ``money`` of a step of the whole job, see `Expense`;
+        Columns: ``mesh``; ``step``, ``low``, ``high``, ``compute``, ``exposed`` and ``idle`` in seconds; ``why``: the
+            widest part of the range from ``low`` to ``high``; ``memory`` in bytes; ``gpu_hours``, ``energy`` in kWh at most and ``money`` of a step of the whole job, see `Expense`;
             ``tied`` with the next faster or slower mesh; ``dropped``: why it is excluded.
         """
         tied = {mesh for group in self.tied for mesh in group}
@@ -114,7 +114,8 @@ class MeshComparison(Displayable):
         ]
         times = dict.fromkeys(("step", "low", "high", "compute", "exposed", "idle"), pl.Float64)
         spent = dict.fromkeys(("gpu_hours", "energy", "money"), pl.Float64)
-        columns = {"mesh": pl.String, **times, "memory": pl.Int64, **spent, "tied": pl.Boolean, "dropped": pl.String}
+        said = {"tied": pl.Boolean, "dropped": pl.String}
+        columns = {"mesh": pl.String, **times, "why": pl.String, "memory": pl.Int64, **spent, **said}
         return pl.DataFrame(rows, schema=columns, orient="row")
 
     def __getitem__(self, mesh: str) -> Prediction:
@@ -147,13 +148,13 @@ def _expected(candidate: MeshCandidate) -> tuple[bool, float]:
 
 def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
     if prediction is None:
-        return (None,) * 10
+        return (None,) * 11
     step: Range = prediction.step
     parts = (prediction.compute.expected, prediction.exposed.expected, prediction.idle.expected)
     spent = prediction.expense()
     ranges = (spent.gpu_hours, spent.energy, spent.money)
     expected = (value.expected if value is not None else None for value in ranges)
-    return (step.expected, step.low, step.high, *parts, int(prediction.memory), *expected)
+    return (step.expected, step.low, step.high, *parts, step.why, int(prediction.memory), *expected)
 
 
 _WRONG = 0.10

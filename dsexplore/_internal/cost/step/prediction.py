@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any
 
 import polars as pl
 
@@ -30,6 +30,7 @@ from dsexplore._internal.cost.step.pipeline_times import (
     RankTimes,
     with_microbatches,
 )
+from dsexplore._internal.cost.step.range_causes import RangeCause, as_frame, range_causes
 from dsexplore._internal.cost.step.rank_program import Collective, Options, programs
 from dsexplore._internal.cost.step.schedules import ScheduledAction, read_schedule
 from dsexplore._internal.cost.step.stream_simulation import SECONDS_OF_MODULES, Span, seconds_by_module
@@ -88,8 +89,26 @@ class Prediction(Displayable):
 
     @property
     def step(self) -> Range:
-        """Seconds of the step."""
-        return self._range_of(self._slowest.step)
+        """Seconds of the step; ``step.why`` is the widest part of the range, and why it is not known better."""
+        causes = self._range_causes
+        return replace(self._range_of(self._slowest.step), why=causes[0].sentence if causes else "")
+
+    @cached_property
+    def _range_causes(self) -> list[RangeCause]:
+        return range_causes(*(self._slowest.played(end) for end in (LOW, EXPECTED, HIGH)))
+
+    @property
+    def widest_part(self) -> str:
+        """The part of the step that adds most to the width of its range; empty if the range has no width."""
+        return self._range_causes[0].what if self._range_causes else ""
+
+    def by_cause(self) -> pl.DataFrame:
+        """Return what makes the range of the step as wide as it is, the widest part first.
+
+        Columns: ``what`` takes time; ``low``, ``expected`` and ``high``: its seconds of the step at each end, which sum
+            to the rank's own times; ``share`` of the width from low to high; ``why`` it is not known better.
+        """
+        return as_frame(self._range_causes)
 
     @property
     def compute(self) -> Range:
@@ -325,7 +344,7 @@ class Prediction(Displayable):
         if ranks_per_node == 0:
             changed["ranks_per_node"] = None
         machine = self.cluster if hardware is None else as_cluster(hardware)
-        return Prediction(tables, machine, _checked(replace(self.options, **changed)))
+        return Prediction(tables, machine, replace(self.options, **changed))
 
     def _with_batch(self, batch: float) -> Tables:
         """Return the tables of a step with `batch` times as many microbatches."""
@@ -360,27 +379,15 @@ def predict(
     Raises:
         UsageError: the trace has no costs, no such step, or no such hardware, or there are no such kernels.
     """
-    if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
-        raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
     options = Options(
         ranks_per_node, compiled, overlap, step, async_tp, attention, expandable_segments, expert_imbalance, cuda_graphs
     )
-    return Prediction(tables, as_cluster(hardware), _checked(options))
+    return Prediction(tables, as_cluster(hardware), options)
 
 
 def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
     """Return True if the step has fused attention, and the GPU two implementations of it that differ in time."""
     return GENERATIONS[cluster.generation].cudnn is not None and bool((tables.kernels["kind"] == "attention").any())
-
-
-def _checked(options: Options) -> Options:
-    """Return options whose values can be."""
-    kinds, imbalance = get_args(Attention), options.expert_imbalance
-    if options.attention not in kinds:
-        raise UsageError(f"attention={options.attention!r} is not known: name one of {', '.join(map(repr, kinds))}")
-    if not 1 <= imbalance < float("inf"):
-        raise UsageError(f"expert_imbalance={imbalance!r}: the busiest rank has 1 or more times the mean's tokens")
-    return options
 
 
 def _needs_trace(name: str, factor: float) -> UsageError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from dsexplore._internal.cost.collectives.collective_duration import collective_
 from dsexplore._internal.cost.collectives.host_ranks import waiting_seconds
 from dsexplore._internal.cost.kernels.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of
 from dsexplore._internal.cost.kernels.product_time import stated_rate
+from dsexplore._internal.cost.range import Range
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.causes import is_fsdp2
 from dsexplore._internal.trace.collectives import OPS
@@ -65,6 +66,7 @@ class Collective:
         message_bytes: as nccl-tests counts them.
         peer: of a send or recv.
         ranks: of its group.
+        why: what makes the range of its seconds as wide as it is; see `Range`.
     """
 
     seq: int
@@ -79,6 +81,7 @@ class Collective:
     message_bytes: int
     peer: int | None = None
     ranks: int = 0
+    why: str = ""
     kind: ClassVar[str] = "communication"
 
 
@@ -149,6 +152,17 @@ class Options:
     expert_imbalance: float = 1.0
     cuda_graphs: bool = False
 
+    def __post_init__(self) -> None:
+        nodes, kinds = self.ranks_per_node, get_args(Attention)
+        if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
+            raise UsageError(f"ranks_per_node={nodes!r} is no number of ranks: give 1 or more")
+        if self.attention not in kinds:
+            raise UsageError(f"attention={self.attention!r} is not known: name one of {', '.join(map(repr, kinds))}")
+        if not 1 <= self.expert_imbalance < float("inf"):
+            raise UsageError(
+                f"expert_imbalance={self.expert_imbalance!r}: the busiest rank has 1 or more times the mean's tokens"
+            )
+
 
 def _fullest_step(kernels: pl.DataFrame) -> int:
     """Return the last step among those with most training work and, of these, least work without gradients.
@@ -191,7 +205,7 @@ class _ItemReader:
         self._slowest = [slowest_of(waiting, cluster, speed) for speed in SPEEDS]
         here = min(size, self.domain)
         self._share_processors = cluster.processors is not None and here > cluster.processors
-        self._times: dict[tuple[Any, ...], Times] = {}
+        self._times: dict[tuple[Any, ...], Range] = {}
         self._costs: dict[tuple[Any, ...], tuple[Times, Times]] = {}
         self._busy = 0.0
         self.notes: dict[str, None] = {}
@@ -276,9 +290,10 @@ class _ItemReader:
         message_bytes = row["message_bytes"]
         if row["op"] == "all_to_all" and row["send_splits"] is None:
             message_bytes = round(message_bytes * self.options.expert_imbalance)
+        time = self._time(row["op"], message_bytes, size, per_node, aligned)
         return Collective(
             seq=row["seq"],
-            seconds=self._seconds(row["op"], message_bytes, size, per_node, aligned),
+            seconds=(time.low, time.expected, time.high),
             stream=_stream(row),
             link="node" if per_node >= size else "network",
             rule=_rule(row, waited),
@@ -289,6 +304,7 @@ class _ItemReader:
             message_bytes=message_bytes,
             peer=row["peer"],
             ranks=row["group_size"],
+            why=time.why,
         )
 
     def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int, bool]:
@@ -315,17 +331,17 @@ class _ItemReader:
             rails.setdefault(rank // self.domain, set()).add(rank % self.domain % int(network.rails))
         return len({frozenset(places) for places in rails.values()}) == 1
 
-    def _seconds(self, op: str, message_bytes: int, size: int, per_node: int, aligned: bool) -> Times:
+    def _time(self, op: str, message_bytes: int, size: int, per_node: int, aligned: bool) -> Range:
         key = op, message_bytes, size, per_node, aligned
         if key not in self._times:
             if op not in OPS:
                 self.notes[f"{op} is not a collective whose time is known: left out of the prediction"] = None
-                self._times[key] = (0.0, 0.0, 0.0)
+                self._times[key] = Range.exactly(0.0)
             else:
                 time = collective_time(op, message_bytes, size, min(per_node, size), self.cluster, aligned=aligned)
                 waiting = waiting_seconds(self.cluster, op, size) if self._share_processors else 0.0
-                low, expected, high = (max(0.0, seconds - waiting) for seconds in (time.low, time.expected, time.high))
-                self._times[key] = low, expected, high
+                ends = (max(0.0, seconds - waiting) for seconds in (time.low, time.expected, time.high))
+                self._times[key] = Range(*ends, why=time.why)
         return self._times[key]
 
 

@@ -72,6 +72,7 @@ class Gap(NamedTuple):
         phase: of the step.
         op: of the collective; empty for the CPU.
         axis: of the collective.
+        why: see `Collective`.
     """
 
     kind: str
@@ -79,6 +80,7 @@ class Gap(NamedTuple):
     phase: str
     op: str = ""
     axis: str = ""
+    why: str = ""
 
 
 class SimulatedStep:
@@ -108,8 +110,17 @@ class SimulatedStep:
     def totals(self) -> Mapping[str, float]:
         """{kind of span: seconds}; ``"receiving"``: the compute stream waits for another stage."""
         totals: dict[str, float] = defaultdict(float)
+        for (kind, _axis, op, _why), seconds in self.seconds_by_reason.items():
+            totals["receiving" if kind == "exposed" and op == "recv" else kind] += seconds
+        return totals
+
+    @cached_property
+    def seconds_by_reason(self) -> Mapping[tuple[str, str, str, str], float]:
+        """{(kind of span, and of a collective axis, op and ``why``): seconds}."""
+        totals: dict[tuple[str, str, str, str], float] = defaultdict(float)
         for what, start, end in zip(self.what, self.starts, self.ends, strict=True):
-            totals["receiving" if is_receiving(what) else what.kind] += end - start
+            key = (what.kind, "", "", "") if isinstance(what, Kernels) else (what.kind, what.axis, what.op, what.why)
+            totals[key] += end - start
         return totals
 
     @cached_property
@@ -223,7 +234,7 @@ class _Streams:
         # The last of a row's kernels cannot begin before the CPU launched it; the first began long before.
         ready = self.host - (host if host < seconds else seconds)
         if ready > self.now:
-            self._gap(ready, "idle", item.module, item.phase)
+            self._gap(ready, Gap("idle", item.module, item.phase))
         end = self.now + seconds
         if self.running:
             end += self._beside(self.now, end) * self.slowdown
@@ -247,9 +258,9 @@ class _Streams:
         self.running = [span for span in self.running if span[1] > start]
         return min(end - start, sum(max(0.0, min(end, b) - max(start, a)) for a, b in self.running))
 
-    def _gap(self, until: float, kind: str, module: str, phase: str, op: str = "", axis: str = "") -> None:
+    def _gap(self, until: float, gap: Gap) -> None:
         if until > self.now:
-            self._add(Gap(kind, module, phase, op, axis), self.now, until)
+            self._add(gap, self.now, until)
             self.now = until
 
     def _wait(self, seq: int) -> None:
@@ -257,8 +268,8 @@ class _Streams:
         if seq not in self.known:
             return
         item, end = self.known[seq]
-        self._gap(min(self.host, end), "idle", item.module, item.phase)
-        self._gap(end, "exposed", item.module, item.phase, item.op, item.axis)
+        self._gap(min(self.host, end), Gap("idle", item.module, item.phase))
+        self._gap(end, Gap("exposed", item.module, item.phase, item.op, item.axis, item.why))
         if item.rule == "fsdp gather":
             self.copied_out.append(self.now)
 

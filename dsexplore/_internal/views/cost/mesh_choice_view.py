@@ -7,13 +7,13 @@ from typing import Any
 
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
 from dsexplore._internal.units import format_bytes, format_seconds
-from dsexplore._internal.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar, high_end
+from dsexplore._internal.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar, why_wide
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.page.theme import ALARM, GREY, LEGEND_ABOVE, SHADE, themed
 from dsexplore._internal.views.view import PlottedView
 
-HEAD = ("mesh", "", "step", "low", "high", "compute", "exposed", "idle", "memory")
+HEAD = ("mesh", "", "step", "low to high", "widest part", "compute", "exposed", "idle", "memory")
 _MOST_ROWS = 200
 _MOST_OPEN = 8
 """Maximal number of dropped meshes that are listed at once."""
@@ -38,7 +38,7 @@ class MeshComparisonView(PlottedView):
             lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}{spent}")
         dropped = len(comparison.candidates) - len(comparison.ranking)
         out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} dropped"
-        remarks = (self._verdict, *self._ties(), *([out] if dropped else []), *comparison.notes)
+        remarks = (self._verdict, *self._why_wide(), *self._ties(), *([out] if dropped else []), *comparison.notes)
         lines += [f"  {html.plain(line, 400)}" for line in remarks]
         return "\n".join(lines)
 
@@ -47,6 +47,10 @@ class MeshComparisonView(PlottedView):
             f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}"
             for group in self._comparison.tied
         ]
+
+    def _why_wide(self) -> list[str]:
+        """Return what the widest part of the range of the fastest mesh is."""
+        return why_wide(self._comparison.best) if self._comparison.ranking else []
 
     @property
     def _verdict(self) -> str:
@@ -59,8 +63,7 @@ class MeshComparisonView(PlottedView):
         if not steps:
             return "No mesh can be taken."
         (best, step), *others = steps
-        fastest = self._comparison[best]
-        said = f"{best} is fastest: {step} per step{high_end(fastest)}"
+        said = f"{best} is fastest: {step} per step"
         tied = next((group for group in self._comparison.tied if best in group), ())
         if len(tied) > 1:
             return f"{said}; {' and '.join(mesh for mesh in tied if mesh != best)} may be as fast."
@@ -80,7 +83,7 @@ class MeshComparisonView(PlottedView):
             for candidate in comparison.candidates
             if candidate.dropped
         ]
-        remarks = html.sentences([*self._ties(), *comparison.notes], 400)
+        remarks = html.sentences([*self._why_wide(), *self._ties(), *comparison.notes], 400)
         opened = " open" if len(out) <= _MOST_OPEN else ""
         title = f"Dropped: {len(out):,} of {len(comparison.candidates):,}"
         why = html.table(("mesh", "why"), out, left=(0,), wrap=(1,))
@@ -88,7 +91,7 @@ class MeshComparisonView(PlottedView):
         drawn = still_figure(self.figure().update_layout(title=None)) if len(rows) > 1 else ""
         head = f'<p>Meshes on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
         head += html.verdict(self._verdict)
-        table = html.table(HEAD, rows, left=(0, 1))
+        table = html.table(HEAD, rows, left=(0, 1, 4))
         return html.fragment(f'<div class="prediction">{head}{drawn}{table}{remarks}{dropped}</div>', STYLE)
 
     def figure(self) -> Any:
@@ -172,10 +175,13 @@ def _row(candidate: MeshCandidate, slowest: float) -> tuple[str, ...]:
     prediction = candidate.prediction
     assert prediction is not None
     parts = {name: getattr(prediction, name).expected for name in PARTS}
-    times = (prediction.step.expected, prediction.step.low, prediction.step.high, *parts.values())
+    step = prediction.step
     return (
         html.name(candidate.mesh),
         bar(parts, slowest),
-        *(format_seconds(value) for value in times),
+        format_seconds(step.expected),
+        f"{format_seconds(step.low)} to {format_seconds(step.high)}",
+        f'<span title="{html.escape(step.why, 300)}">{html.escape(prediction.widest_part)}</span>',
+        *(format_seconds(value) for value in parts.values()),
         format_bytes(prediction.memory),
     )

@@ -54,6 +54,7 @@ class PredictionView(View):
         lines = [
             f"predicted on {prediction.cluster.title}: {prediction.step} per step",
             f"  compute {prediction.compute}; exposed communication {prediction.exposed}; idle {prediction.idle}",
+            *(f"  {html.plain(line, 400)}" for line in why_wide(prediction)),
             f"  memory {memory}, most {prediction.peak.where}",
             *(f"  {html.plain(note, 400)}" for note in prediction.notes),
         ]
@@ -75,6 +76,7 @@ class PredictionView(View):
         body = [
             head,
             html.verdict(self._verdict),
+            html.sentences(why_wide(prediction), 400),
             _beside(prediction, measured) if measured is not None else "",
             _totals(prediction),
             timeline_drawing.drawing(stream_timeline(prediction)) if drawn else "",
@@ -84,6 +86,7 @@ class PredictionView(View):
                 opened=True,
             ),
             html.details("Communication by mesh axis (predicted)", _axes(prediction)),
+            html.details("What makes the range of the step wide", _causes(prediction)),
             html.details("Memory over the step (predicted)", _memory(prediction, drawn), opened=drawn),
             notes,
         ]
@@ -103,7 +106,7 @@ class PredictionView(View):
         size = int(prediction.cluster.memory.size)
         fits = {"fits": "fit in", "fits barely": "barely fit in"}.get(prediction.memory.verdict, "do not fit in")
         memory = f"{format_bytes(prediction.memory)} {fits} {format_bytes(size)} of memory"
-        return f"A step takes {prediction.step}{share}{high_end(prediction)}; {memory}."
+        return f"A step takes {prediction.step}{share}; {memory}."
 
     def page(self, measured: Trace | None = None) -> str:
         """Return a document with many more modules than a notebook's output holds.
@@ -149,14 +152,10 @@ class PredictionView(View):
         return explorer(self._prediction, kinds, self, lambda prediction: PredictionView(prediction).html(drawn=False))
 
 
-def high_end(prediction: Prediction) -> str:
-    """Return which part of the step makes the high end of its range, for the end of a sentence; empty if none does."""
-    ranges = {name: getattr(prediction, name) for name in PARTS}
-    name = max(ranges, key=lambda name: ranges[name].high - ranges[name].expected)
-    if ranges[name].high <= ranges[name].expected:
-        return ""
-    high, expected = format_seconds(ranges[name].high), format_seconds(ranges[name].expected)
-    return f" (at the high end {_WORDS[name]} takes {high}, not {expected})"
+def why_wide(prediction: Prediction) -> list[str]:
+    """Return a sentence on the widest part of the range of the step; none if the range has no width."""
+    why = prediction.step.why
+    return [f"Widest part of the range: {why}."] if why else []
 
 
 def bar(parts: Mapping[str, float], whole: float) -> str:
@@ -261,6 +260,20 @@ def _axes(prediction: Prediction) -> str:
         for row in prediction.by_axis().iter_rows(named=True)
     ]
     return html.table(("axis", "op", "count", "time", "exposed"), rows, left=(0, 1)) if rows else "<p>none</p>"
+
+
+def _causes(prediction: Prediction) -> str:
+    rows = [
+        (
+            html.escape(row["what"]),
+            *(format_seconds(row[end]) for end in ("low", "expected", "high")),
+            format_share(row["share"], 1.0),
+            html.escape(row["why"]),
+        )
+        for row in prediction.by_cause().iter_rows(named=True)
+    ]
+    head = ("what", "low", "expected", "high", "of the width", "why it is not known better")
+    return html.table(head, rows, left=(0, 5), wrap=(5,)) if rows else "<p>The range has no width.</p>"
 
 
 def _memory(prediction: Prediction, drawn: bool) -> str:
