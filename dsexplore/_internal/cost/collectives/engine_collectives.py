@@ -8,7 +8,7 @@ shots, and at the end. Longer messages are left to NCCL.
 
 from __future__ import annotations
 
-from dsexplore._internal.cost.cluster import Cluster, HardwareLike
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike, as_cluster
 from dsexplore._internal.cost.collectives.collective_duration import collective_time
 from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
 from dsexplore._internal.cost.range import Range
@@ -45,7 +45,7 @@ def custom_all_reduce_time(message_bytes: float, world_size: int, hardware: Hard
         >>> own.expected < collective_time("all_reduce", 64 << 10, 8).expected / 2
         True
     """
-    machine = hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
+    machine = as_cluster(hardware)
     if machine.topology != "switch":
         raise UsageError(
             f"{machine.name} has no switch over which each GPU reads the memory of all others: engines take NCCL "

@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import comb, inf, log2
 from typing import Literal
 
-from dsexplore._internal.cost.cluster import Cluster, HardwareLike
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike, as_cluster
 from dsexplore._internal.cost.collectives.collective_mechanism import rank_bandwidth
 from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
 from dsexplore._internal.cost.range import Range
@@ -96,7 +96,7 @@ def deepep_time(
         >>> print(f"{fast.expected * 1e6:.0f} us, {normal.expected * 1e6:.0f} us")
         38 us, 40 us
     """
-    machine = hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
+    machine = as_cluster(hardware)
     if token_bytes is None:
         token_bytes = hidden * (1 + _SCALE) if op == "dispatch" else 2.0 * hidden
     counts = {"tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "world_size": world_size}

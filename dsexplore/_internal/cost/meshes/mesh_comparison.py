@@ -104,8 +104,9 @@ class MeshComparison(Displayable):
         """Return one row per mesh.
 
         Columns: ``mesh``; ``step``, ``low``, ``high``, ``compute``, ``exposed`` and ``idle`` in seconds; ``why``: the
-            widest part of the range from ``low`` to ``high``; ``memory`` in bytes; ``gpu_hours``, ``energy`` in kWh at most and ``money`` of a step of the whole job, see `Expense`;
-            ``tied`` with the next faster or slower mesh; ``dropped``: why it is excluded.
+            widest part of the range from ``low`` to ``high``; ``memory`` in bytes; ``gpu_hours``, ``energy`` in kWh at
+            most and ``money`` of a step of the whole job, see `Expense`; ``tied`` with the next faster or slower mesh;
+            ``dropped``: why it is excluded.
         """
         tied = {mesh for group in self.tied for mesh in group}
         rows = [

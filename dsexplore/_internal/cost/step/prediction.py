@@ -156,7 +156,9 @@ class Prediction(Displayable):
         return expense_of(self.step * steps, self.tables.info.world_size, self.cluster)
 
     def _range_of(self, value: Callable[[int], float]) -> Range:
-        return _range([value(end) for end in (LOW, EXPECTED, HIGH)])
+        """Return the range of a simulated number, sorted, since more of one quantity may leave less of another."""
+        ends = [value(end) for end in (LOW, EXPECTED, HIGH)]
+        return Range(min(ends), ends[EXPECTED], max(ends))
 
     @cached_property
     def peak(self) -> PeakMemory:
@@ -395,9 +397,3 @@ def _needs_trace(name: str, factor: float) -> UsageError:
         f"{name}={factor}: other shapes need a new trace, as products, memory and messages do not all grow "
         f"with the {name}: trace the program with {factor} times the {name}, and predict that"
     )
-
-
-def _range(values: list[float]) -> Range:
-    """Build a range from three simulated numbers, sorted, since more of one quantity may leave less of another."""
-    low, high = min(values), max(values)
-    return Range(low, min(max(values[1], low), high), high)

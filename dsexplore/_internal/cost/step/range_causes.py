@@ -16,7 +16,10 @@ _KERNELS: Mapping[str, tuple[str, str]] = {
         "what they reach of the stated FLOP/s depends on their shapes, the clocks and the limit of power",
     ),
     "attention": ("attention", "versions of torch and its libraries have kernels of different speed"),
-    "memory": ("kernels that move bytes", "those whose bytes a cache holds are faster, those with scattered ones slower"),
+    "memory": (
+        "kernels that move bytes",
+        "those whose bytes a cache holds are faster, those with scattered ones slower",
+    ),
     "idle": ("waiting for the CPU", "how long it takes to launch a kernel differs more between machines than all else"),
 }
 """{kind of span: what it is, and why its seconds are not known better}."""
@@ -62,11 +65,15 @@ def range_causes(low: SimulatedStep, expected: SimulatedStep, high: SimulatedSte
         high: at their high ends.
     """
     ends = [_seconds_of_step(played) for played in (low, expected, high)]
-    parts = {part: [seconds.get(part, 0.0) for seconds in ends] for part in dict.fromkeys(key for end in ends for key in end)}
+    parts = {
+        part: [seconds.get(part, 0.0) for seconds in ends] for part in dict.fromkeys(key for end in ends for key in end)
+    }
     width = sum(seconds[2] - seconds[0] for seconds in parts.values())
     if width <= 0:
         return []
-    causes = [RangeCause(what, *seconds, (seconds[2] - seconds[0]) / width, why) for (what, why), seconds in parts.items()]
+    causes = [
+        RangeCause(what, *seconds, (seconds[2] - seconds[0]) / width, why) for (what, why), seconds in parts.items()
+    ]
     return sorted(causes, key=lambda cause: -cause.share)
 
 
