@@ -99,7 +99,7 @@ class Prediction(Displayable):
 
     @property
     def widest_part(self) -> str:
-        """The part of the step that adds most to the width of its range; empty if the range has no width."""
+        """Part of the step that adds most to the width of its range; empty if the range has no width."""
         return self._range_causes[0].what if self._range_causes else ""
 
     def by_cause(self) -> pl.DataFrame:

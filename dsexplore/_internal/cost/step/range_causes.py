@@ -47,7 +47,7 @@ class RangeCause:
 
     @property
     def sentence(self) -> str:
-        """The part, its share of the width, its seconds at both ends, and why these are far apart."""
+        """Part, its share of the width, its seconds at both ends, and why these are far apart."""
         ends = f"{format_seconds(self.low)} to {format_seconds(self.high)}"
         return f"{self.what} ({format_share(self.share, 1.0)} of the width, {ends}): {self.why}"
 
