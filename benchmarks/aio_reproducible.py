@@ -20,9 +20,9 @@ from benchmarks.aio_bench_file import random_file, unwind_on_signals
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.buffers import Buffer, fill_random
 from dsexplore._internal.aio.handle import aio_handle
-from dsexplore._internal.aio.sweeps.choice import MATTERS, Best
+from dsexplore._internal.aio.sweeps.choice import Best
 from dsexplore._internal.aio.sweeps.result import SweepResult
-from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
+from dsexplore._internal.aio.sweeps.statistics import MATTERS, median, ratio_interval
 from dsexplore._internal.aio.sweeps.sweeping import sweep
 from dsexplore._internal.units import format_bytes, format_rate, parse_size
 

@@ -15,7 +15,7 @@ import pytest
 
 from dsexplore._internal.aio.backends import compiled_loop
 from dsexplore._internal.aio.backends.choose import ENGINES, why_not
-from dsexplore._internal.aio.sweeps import running_sweep, search, sweep_setup, sweeping
+from dsexplore._internal.aio.sweeps import search, sweep_setup, sweeping
 from tests.waiting import wait_until
 
 
@@ -48,8 +48,7 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def ended_by_bytes(monkeypatch: pytest.MonkeyPatch, short_slices: None) -> None:
     """Sweeps that only what may be written ends, on slow disks and on even ones, too: their clock stands still, and
     the finals find no interval narrow enough."""
-    for module in (sweeping, running_sweep):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(search, "finals", partial(search.finals, width=0.0))
 
 

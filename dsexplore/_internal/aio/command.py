@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsexplore._internal.aio.aio_config import NO_GDS, AioConfig
-from dsexplore._internal.aio.sweeps.choice import MATTERS
+from dsexplore._internal.aio.sweeps.statistics import MATTERS
 from dsexplore._internal.errors import UsageError, full_message
 from dsexplore._internal.interrupts import sigterm_interrupts
 from dsexplore._internal.printed import print_no_more, print_result
@@ -289,10 +289,11 @@ def _sustain(args: argparse.Namespace) -> None:
 def _compare(first: str, second: str) -> None:
     """Print each setting that two saved results share, with both rates and their ratio."""
     from dsexplore._internal.aio.sweeps.result import SweepResult
+    from dsexplore._internal.aio.sweeps.result_text import what
 
     mine, other = SweepResult.load(first), SweepResult.load(second)
     for name, result in ((first, mine), (second, other)):
-        print(f"{name}: {result.lines()[0]}, {result.conditions.started}")
+        print(f"{name}: {what(result)}, {result.conditions.started}")
     for sentence in mine.unlike(other):
         print(sentence)
     print(f"{'':<6}{'setting':<62}{'GB/s':>8}{'other':>8}{'ratio':>8}")
@@ -303,4 +304,4 @@ def _compare(first: str, second: str) -> None:
         print(f"{row['operation']:<6}{config!s:<62}{row['gb_s']:8.2f}{row['other_gb_s']:8.2f}{row['ratio']:8.3f}")
     for name, result in ((first, mine), (second, other)):
         if result.rounds:
-            print(f"{name}: {result.best().sentence()}")
+            print(f"{name}: {result.verdict()}")

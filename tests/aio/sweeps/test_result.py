@@ -1,4 +1,7 @@
-"""What a result says, from measurements that are made up to the byte."""
+"""Results of sweeps with given rates: what they recommend, say and save.
+
+Modules: ``aio/sweeps/result.py``, ``aio/sweeps/result_text.py``, ``aio/sweeps/result_rows.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.measure import Operation, Sample
 from dsexplore._internal.aio.sweeps.reference_rates import Reference
 from dsexplore._internal.aio.sweeps.result import Conditions
-from dsexplore._internal.aio.sweeps.rounds import RoundSlice, mix
+from dsexplore._internal.aio.sweeps.rounds import Phase, RoundSlice, mix
 from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig, SweepResult
 from tests.damaged import assert_named, damaged
@@ -29,13 +32,13 @@ def sample(config: AioConfig, operation: Operation, gb_s: float) -> Sample:
     )
 
 
-def result_of(rates: list[dict[AioConfig, tuple[float, float]]], phase: str = "finals") -> SweepResult:
-    measured = [
+def result_of(rates: list[dict[AioConfig, tuple[float, float]]], phase: Phase = "finals") -> SweepResult:
+    measured = tuple(
         RoundSlice(phase, number, sample(config, operation, rate))
         for number, by_config in enumerate(rates)
         for config, pair in by_config.items()
         for operation, rate in zip(("read", "write"), pair, strict=True)
-    ]
+    )
     disk = Disk("/data/x", "ext4", "/data", "/dev/nvme0n1", "FAST", "disk", 1 << 40, True, None, 512, 512)
     conditions = Conditions(
         "linux-aio",
@@ -51,7 +54,7 @@ def result_of(rates: list[dict[AioConfig, tuple[float, float]]], phase: str = "f
         "Linux",
         "now",
     )
-    references = [Reference("ring", "read", DEEP, (3.1e9, 3.3e9, 3.2e9), "ring")]
+    references = (Reference("ring", "read", DEEP, (3.1e9, 3.3e9, 3.2e9), "ring"),)
     return SweepResult(disk, conditions, measured, references, bytes_written=5 << 30, elapsed=42.0)
 
 
@@ -63,13 +66,13 @@ def better() -> SweepResult:
 @pytest.mark.parametrize(("write", "virtual", "said"), [(17.0, True, True), (17.0, False, False), (12.0, True, False)])
 def test_a_cache_that_answers_fsync_is_told(write: float, virtual: bool, said: bool) -> None:
     result = result_of([{CONTROL: (2.0, write)}] * 3)  # an fsync takes as long as its writes
-    result.disk = replace(result.disk, is_virtual=virtual)
+    result = replace(result, disk=replace(result.disk, is_virtual=virtual))
     text = "/dev/nvme0n1 is a virtual disk, and no usual drive writes 8.50 GB/s (7.92 GiB/s) with fsync: a cache"
     assert (text in str(result)) == said
 
 
 def test_what_a_slow_disk_left_out_is_told(better: SweepResult) -> None:
-    better.conditions = replace(better.conditions, left_out="At 50 MB/s there is no time.")
+    better = replace(better, conditions=replace(better.conditions, left_out="At 50 MB/s there is no time."))
     assert "At 50 MB/s there is no time." in better.lines()
     assert SweepResult.from_json(better.to_json()).conditions.left_out == "At 50 MB/s there is no time."
 
@@ -151,7 +154,7 @@ def test_what_was_not_measured_on_a_disk_keeps_the_default(
     best = doubtful.best()
     assert (best.config, best.fastest, best.doubts) == (CONTROL, DEEP, (why,))
     assert best.rate == doubtful.mixed_rate(CONTROL)
-    assert doubtful.lines()[1] == f"Keep the default: {why}. {DEEP} looked faster, but may not be."
+    assert doubtful.verdict() == f"Keep the default: {why}. {DEEP} looked faster, but may not be."
     assert doubtful.to_ds_config() == CONTROL.to_ds_config()
 
 
@@ -163,13 +166,13 @@ def test_settings_are_judged_at_each_tensor_size() -> None:
     """The mean counts, and what is slower than the default at one size is not taken."""
 
     def at_sizes(small: float, large: float) -> SweepResult:
-        result = result_of([])
+        measured = []
         for number, (config, ratio) in product(range(3), ((CONTROL, (1.0, 1.0)), (DEEP, (small, large)))):
             for transfer, rate in zip((32 << 20, 512 << 20), ratio, strict=True):
                 for operation in ("read", "write"):
-                    measured = replace(sample(config, operation, rate), transfer=transfer)  # type: ignore[arg-type]
-                    result.measured.append(RoundSlice("finals", number, measured))
-        return result
+                    moved = replace(sample(config, operation, rate), transfer=transfer)  # type: ignore[arg-type]
+                    measured.append(RoundSlice("finals", number, moved))
+        return replace(result_of([]), measured=tuple(measured))
 
     best = at_sizes(1.1, 1.3).best()
     assert best.config == DEEP
@@ -216,7 +219,8 @@ def test_the_default_may_be_the_fastest() -> None:
 
 def test_finals_alone_decide(better: SweepResult) -> None:
     lucky = result_of([{CONTROL: (1.0, 1.0), AioConfig(queue_depth=2): (9.0, 9.0)}], "descent")
-    better.measured[:0] = [RoundSlice("descent", 100, m.sample) for m in lucky.measured]
+    descent = tuple(RoundSlice("descent", 100, m.sample) for m in lucky.measured)
+    better = replace(better, measured=descent + better.measured)
     assert better.best().config == DEEP
     assert len(better.to_frame()) == 6
 
@@ -230,20 +234,24 @@ def test_a_setting_that_was_dropped_cannot_win_by_the_luck_of_early_rounds() -> 
     assert dropped in result.rounds
 
 
-def test_a_round_that_was_cut_short_does_not_decide() -> None:
+def test_an_unfinished_round_does_not_decide() -> None:
     other = AioConfig(queue_depth=2)
     whole = {CONTROL: (1.0, 1.0), DEEP: (1.3, 1.3), other: (1.2, 1.2)}
     result = result_of([whole, whole, {CONTROL: (1.0, 1.0), other: (1.6, 1.6)}])
-    result.interrupted = True
-    best = result.best()
+    best = replace(result, interrupted=True, unfinished_round=2).best()
     assert (best.config, best.fastest, best.tied) == (DEEP, DEEP, (DEEP,))
     assert best.ratio == pytest.approx((1.3, 1.3, 1.3, 2))
 
 
+def test_an_interrupt_after_the_finals_drops_no_round_of_them(better: SweepResult) -> None:
+    assert replace(better, interrupted=True).best() == better.best()
+    assert better.best().ratio.n == 4
+
+
 def test_before_a_round_of_the_finals_is_finished_the_search_decides() -> None:
     result = result_of([{CONTROL: (1.0, 1.0), DEEP: (1.3, 1.3)}], "descent")
-    result.measured += [RoundSlice("finals", 1, sample(CONTROL, "read", 1.0))]
-    result.interrupted = True
+    measured = (*result.measured, RoundSlice("finals", 1, sample(CONTROL, "read", 1.0)))
+    result = replace(result, measured=measured, interrupted=True, unfinished_round=1)
     assert result.best().fastest == DEEP
     assert result.mixed_rate(DEEP) == pytest.approx(1.3e9)
 
@@ -252,13 +260,14 @@ def test_a_sweep_that_is_cut_short_anywhere_says_what_it_knows() -> None:
     """Slices in the order of a sweep: of some, one tensor size was measured beside the control and the other not."""
     result = result_of([])
     sizes = product(("read", "write"), (32 << 20, 512 << 20))
-    rounds = product((("descent", 1), ("finals", 2), ("finals", 3)), (DEEP, CONTROL, AioConfig(queue_depth=2)))
-    slices = [
+    phases: tuple[tuple[Phase, int], ...] = (("descent", 1), ("finals", 2), ("finals", 3))
+    rounds = product(phases, (DEEP, CONTROL, AioConfig(queue_depth=2)))
+    slices = tuple(
         RoundSlice(phase, number, replace(sample(config, operation, 1.0), transfer=transfer))  # type: ignore[arg-type]
         for ((phase, number), config), (operation, transfer) in product(rounds, sizes)
-    ]
+    )
     for count in range(1, len(slices)):
-        cut = replace(result, measured=slices[:count], interrupted=True)
+        cut = replace(result, measured=slices[:count], interrupted=True, unfinished_round=slices[count - 1].round)
         text = str(cut)
         assert ("No setting was compared with the default yet." in text) == (count < 8) == (not cut.rounds)
         assert count < 8 or cut.best().config == CONTROL
@@ -350,8 +359,8 @@ def test_the_rate_of_the_setting_to_take_has_an_interval(better: SweepResult) ->
     assert given.value == pytest.approx((rates[0] * rates[1]) ** 0.5)
     once = result_of([{CONTROL: (1.0, 1.0)}]).rate_interval()
     assert once == (pytest.approx(1e9), 0.0, float("inf"), 1)
-    better.interrupted = bool(better.measured.pop())  # the write of a round that was cut short
-    assert SweepResult.from_json(better.to_json()).rate_interval().n == 3
+    cut = replace(better, measured=better.measured[:-1], interrupted=True, unfinished_round=3)  # before its last write
+    assert SweepResult.from_json(cut.to_json()).rate_interval().n == 3
 
 
 def test_compare(better: SweepResult) -> None:
@@ -372,12 +381,12 @@ def test_sweeps_of_other_tensors_are_compared_at_the_sizes_that_both_moved() -> 
 
     def sweep_of(*sizes: int, **how: object) -> SweepResult:
         result = result_of([])
-        result.conditions = replace(result.conditions, transfers=sizes, **how)  # type: ignore[arg-type]
-        result.measured += [
+        conditions = replace(result.conditions, transfers=sizes, **how)  # type: ignore[arg-type]
+        measured = tuple(
             RoundSlice("finals", 1, replace(sample(CONTROL, "read", rates[nbytes]), transfer=nbytes))
             for nbytes in sizes
-        ]
-        return result
+        )
+        return replace(result, conditions=conditions, measured=measured)
 
     small, large = sweep_of(8 << 20, 32 << 20), sweep_of(32 << 20, 512 << 20, processes=4, size=2 << 30)
     (row,) = small.compare_rows(large)
@@ -398,7 +407,7 @@ def test_sweeps_of_other_tensors_are_compared_at_the_sizes_that_both_moved() -> 
 
 def test_text(better: SweepResult) -> None:
     lines = better.lines()
-    assert lines[0] == "ext4 on /dev/nvme0n1 (disk, direct I/O); tensor mode by linux-aio (loop in Python)"
+    assert lines[0] == better.verdict() == better.best().sentence()
     assert "read: median 3.08 GB/s (2.86 GiB/s), 3.00–3.15 GB/s, n 4" in lines
     assert "write with fsync: median 788 MB/s (751 MiB/s)" in lines
     assert not [line for line in lines if line.startswith("read with fsync")]
@@ -406,6 +415,7 @@ def test_text(better: SweepResult) -> None:
     assert {f"read {latency}", f"write {latency}"} <= set(lines)
     assert lines[-1] == "5 GiB written (overwrite) in 42 s"
     assert str(better).splitlines() == [
+        "ext4 on /dev/nvme0n1 (disk, direct I/O); tensor mode by linux-aio (loop in Python)",
         *lines,
         f"{CONTROL}: read 2.05 GB/s (1.91 GiB/s), write 1.05 GB/s (1001 MiB/s); the default",
         "ring, read: median 3.20 GB/s (2.98 GiB/s), n 3; 1 MiB × depth 32 × 1 thread, block submit, overlap; ring",
@@ -424,8 +434,7 @@ def test_text_of_many_settings_is_short() -> None:
 
 
 def test_a_result_without_a_complete_round() -> None:
-    result = result_of([{DEEP: (1.0, 1.0)}])
-    result.interrupted = True
-    assert result.lines()[1:] == ["Interrupted: the results so far.", "No setting was compared with the default yet."]
+    result = replace(result_of([{DEEP: (1.0, 1.0)}]), interrupted=True, unfinished_round=0)
+    assert result.lines() == ["No setting was compared with the default yet.", "Interrupted: the results so far."]
     with pytest.raises(UsageError, match="run it for longer"):
         result.best()

@@ -1,6 +1,7 @@
 """Small real sweeps, the command, and what importing costs.
 
-Modules: ``aio/sweeps/sweeping.py``, ``aio/sweeps/running_sweep.py``.
+Modules: ``aio/sweeps/sweeping.py``, ``aio/sweeps/phases.py``, ``aio/sweeps/round_measurer.py``,
+``aio/sweeps/budget.py``.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ import numpy as np
 import pytest
 
 from dsexplore._internal.aio.backends.choose import loop_of
-from dsexplore._internal.aio.sweeps import running_sweep, search, sweeping
+from dsexplore._internal.aio.sweeps import phases, search, sweeping
 from dsexplore._internal.aio.sweeps.measure import Bench, Operation, Sample
 from dsexplore._internal.aio.sweeps.reference_rates import MEMORIES, PINNED
 from dsexplore._internal.aio.sweeps.references import why_no_reference
+from dsexplore._internal.aio.sweeps.result_text import what
 from dsexplore._internal.aio.sweeps.sweep_setup import Plan, Progress, Setup
 from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig, SweepResult, sweep
@@ -54,7 +56,7 @@ def test_the_file_is_as_large_as_a_slow_disk_allows() -> None:
 
 @pytest.mark.parametrize("memory", ["ordinary", "huge"])
 def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
-    monkeypatch.setattr(running_sweep, "_MOST_FOR_MEMORY", 100.0)
+    monkeypatch.setattr(phases, "_MOST_FOR_MEMORY", 100.0)
     result = sweep(tmp_path, **QUICK, memory=memory, progress=False)  # type: ignore[arg-type]
     measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
     assert measured == dict.fromkeys(itertools.product(MEMORIES, ("read", "write")), 5)
@@ -72,8 +74,8 @@ def test_pinned_memory_is_measured_where_there_is_a_gpu(tmp_path: Path, monkeypa
         return np.zeros(nbytes, np.uint8)
 
     monkeypatch.setattr("dsexplore._internal.aio.buffers._pinned_bytes", allocate)
-    monkeypatch.setattr(running_sweep, "can_pin", lambda: True)
-    monkeypatch.setattr(running_sweep, "_MOST_FOR_MEMORY", 100.0)
+    monkeypatch.setattr(phases, "can_pin", lambda: True)
+    monkeypatch.setattr(phases, "_MOST_FOR_MEMORY", 100.0)
     result = sweep(tmp_path, **QUICK, progress=False)  # type: ignore[arg-type]
     measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
     assert measured == dict.fromkeys(itertools.product((*MEMORIES, PINNED), ("read", "write")), 5)
@@ -158,8 +160,7 @@ def test_a_sweep_keeps_to_its_time(
         return Sample(operation, config, int(rate * seconds), seconds, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3)
 
     monkeypatch.setattr(Bench, "measure", measured)
-    for module in (sweeping, running_sweep):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
     shown: list[tuple[float, float]] = []
     result = sweep(tmp_path, "32MiB", seconds, progress=lambda p: shown.append((p.done, now[0])))
     assert 0.75 * seconds < result.elapsed <= seconds
@@ -193,9 +194,8 @@ def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_s
         return Sample(operation, config, size, taken, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
 
     monkeypatch.setattr(Bench, "measure", measured)
-    for module in (sweeping, running_sweep):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(running_sweep.SweepRun, "limits", lambda self, result: None)
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(phases, "measure_limit", lambda run: None)
     result = sweep(tmp_path, "32MiB", 60, tensor="32MiB")
     assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
 
@@ -211,9 +211,8 @@ def test_a_round_of_the_descent_ends_when_its_time_is_over(tmp_path: Path, monke
         return Sample(operation, config, 1 << 20, 2.0, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
 
     monkeypatch.setattr(Bench, "measure", measured)
-    for module in (sweeping, running_sweep):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(running_sweep.SweepRun, "limits", lambda self, result: None)
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(phases, "measure_limit", lambda run: None)
     for seed in range(4):
         now[0] = 0.0
         result = sweep(tmp_path, "32MiB", 20, tensor="32MiB", seed=seed, queue_depth=[*range(1, 33)], progress=False)
@@ -318,7 +317,7 @@ def test_other_write_modes(tmp_path: Path, write_mode: str) -> None:
 def test_ring_mode_and_the_page_cache_are_labeled(tmp_path: Path) -> None:
     result = sweep(tmp_path, **QUICK, mode="ring", direct=False)  # type: ignore[arg-type]
     assert result.conditions.mode == "ring"
-    assert result.lines()[0].endswith(f"page cache); ring mode by linux-aio (loop in {loop_of('linux-aio')})")
+    assert what(result).endswith(f"page cache); ring mode by linux-aio (loop in {loop_of('linux-aio')})")
 
 
 @pytest.fixture(scope="session")
@@ -415,9 +414,26 @@ def test_an_interrupt_gives_the_results_so_far(tmp_path: Path, monkeypatch: pyte
     assert result.interrupted
     assert len(result.measured) == after
     assert list(tmp_path.iterdir()) == []
+    assert result.unfinished_round == result.measured[-1].round
     assert SweepResult.load(result.save(tmp_path / "partial.json")) == result
     if after == 15:
         assert result.best()
+
+
+def test_an_interrupt_of_a_reference_keeps_every_round_of_the_finals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(run: phases.RunningSweep, name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeping, "why_no_reference", lambda name: None)
+    monkeypatch.setattr(phases, "run_reference", interrupted)
+    result = sweep(tmp_path, **QUICK, references="fio", progress=False)  # type: ignore[arg-type]
+    finals = {m.round for m in result.measured if m.phase == "finals"}
+    assert result.interrupted
+    assert {m.round for m in result.deciding} == finals
+    assert result.best().ratio.n == len(finals)
+    assert "Interrupted: the results so far." in result.lines()
 
 
 def test_an_interrupt_before_anything_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,12 @@ def sample(config: AioConfig, operation: Operation, number: int) -> Sample:
 def result() -> SweepResult:
     configs = [AioConfig(b, d, t, False, o) for b in BLOCKS for d in DEPTHS for t in THREADS for o in (True, False)]
     operations: tuple[Operation, ...] = ("read", "write")
-    measured = [
+    measured = tuple(
         RoundSlice("finals", number, sample(config, operation, number))
         for number in range(3)
         for config in configs
         for operation in operations
-    ]
+    )
     disk = Disk("/data/<b>x</b>", "ext4", "/data", "/dev/nvme0", "FAST <1>", "disk", 1, True, None, 512, 512)
     conditions = Conditions(
         "linux-aio",
@@ -56,10 +56,10 @@ def result() -> SweepResult:
         "Linux",
         "now",
     )
-    references = [
+    references = (
         Reference("ring", "read", AioConfig(), (9e9, 9.5e9, 9.2e9), "ring"),
         Reference("ring", "write", AioConfig(), (9e9,), "ring"),
-    ]
+    )
     return SweepResult(disk, conditions, measured, references, bytes_written=1 << 30, elapsed=60.0)
 
 
@@ -92,7 +92,7 @@ def test_bundle(result: SweepResult) -> None:
 def test_a_long_sentence_is_told_whole(result: SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = " ".join(["the rates scatter too much to be sure"] * 6)
     monkeypatch.setattr(SweepResult, "lines", lambda _: [sentence])
-    assert SweepView(result).text() == sentence
+    assert SweepView(result).text().splitlines()[1] == sentence
 
 
 def test_html_is_complete_and_escaped(result: SweepResult) -> None:
@@ -137,8 +137,7 @@ def test_the_limit_of_the_mix_is_the_mix_of_the_limits(result: SweepResult) -> N
     limit = limit_of(result, "mix")
     assert limit is not None
     assert limit[0] == pytest.approx(2 / (1 / 9.2e9 + 1 / 9e9))
-    result.references.pop()
-    assert limit_of(result, "mix") is None
+    assert limit_of(replace(result, references=result.references[:1]), "mix") is None
 
 
 def test_what_a_setting_exceeds_is_not_called_the_disks_limit(result: SweepResult) -> None:
@@ -146,9 +145,8 @@ def test_what_a_setting_exceeds_is_not_called_the_disks_limit(result: SweepResul
     assert limit is not None
     assert limit[1].startswith("the disk's limit, 9.20 GB/s")
     assert max(point.rate for point in points(result, "read")) < limit[0]
-    slow = [replace(each, rates=(2.65e9,)) for each in result.references]
-    result.references[:] = slow
-    limit = limit_of(result, "read")
+    slow = tuple(replace(each, rates=(2.65e9,)) for each in result.references)
+    limit = limit_of(replace(result, references=slow), "read")
     assert limit is not None
     assert limit[1].startswith("the fastest other tool, which settings here exceed, 2.65 GB/s")
 
@@ -205,14 +203,14 @@ def test_a_click_shows_the_block_of_the_point(result: SweepResult) -> None:
 
 def test_a_sweep_that_was_interrupted_at_once_is_shown(result: SweepResult) -> None:
     control = AioConfig()
-    result.measured = [m for m in result.measured if m.sample.config != control][:1]
+    result = replace(result, measured=tuple(m for m in result.measured if m.sample.config != control)[:1])
     assert "No setting was compared with the default yet." in SweepView(result).html()
     assert SweepView(result).figure().data
     assert result.explore().selection == control
 
 
 def test_one_direction_has_no_mix(result: SweepResult) -> None:
-    result.measured = [m for m in result.measured if m.sample.operation == "read"]
+    result = replace(result, measured=tuple(m for m in result.measured if m.sample.operation == "read"))
     assert directions(result) == ["read"]
     assert result.figure().data[0].type == "heatmap"
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
+from dsexplore._internal.aio.sweeps.reference_rates import slower_elsewhere
+from dsexplore._internal.aio.sweeps.rounds import Rounds, lowest_ratios
+from dsexplore._internal.aio.sweeps.statistics import MATTERS, Interval, median, ratio_interval
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.units import format_share
 
-MATTERS = 0.05
-"""Relative differences below this are a tie, and too small a gain to leave the default."""
+if TYPE_CHECKING:
+    from dsexplore._internal.aio.sweeps.result import SweepResult
+
 _SURE_PART = 0.5
 """Fraction of the mean gain that the low end of its interval must reach: +39 % (+8 to +79 %) is rejected."""
 _HOLDS_UP = 0.98
 """Lowest ratio to the default that a setting must reach at each tensor size."""
 _COST_STEP = 1.25
 """Ratio within which latencies and processor times count as equal, since they vary between sweeps."""
-
+_WHOLE = 0.95
+"""Fraction of a file that must hold data for its rates to be the disk's."""
 
 RatiosByRound = Mapping[AioConfig, Mapping[int, float]]
 """{setting: {round: rate relative to the default}}."""
@@ -73,6 +80,70 @@ class Best:
         return (
             f"Keep the default: nothing measured is reliably faster. {self.fastest} looks best, {gain} ({span}): "
             "sweep again with more seconds, or on a quieter machine."
+        )
+
+
+def recommend(result: SweepResult) -> Best:
+    """Return the cheapest setting tied with the fastest, or the default unless that is surely worth it.
+
+    Raises:
+        UsageError: no setting was measured beside the default.
+    """
+    rounds = contenders(result)
+    if not rounds:
+        raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
+    control = result.control
+    worst = lowest_ratios(result.deciding, control, result.conditions.read_share)
+    config, tied, unsure = choose(rounds, control, {config: _cost(result, config) for config in rounds}, worst)
+    slower = slower_elsewhere(result.references, result.operations, config, control)
+    doubts = (*_disk_doubts(result), *(doubt for doubt in (unsure, slower) if doubt))
+    if doubts:
+        config = control
+    means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
+    fastest = max(means, key=lambda config: means[config].value)
+    default = paired(rounds[control], rounds[fastest])
+    assert default is not None  # every round has the control
+    return Best(
+        config=config,
+        ratio=means[config],
+        rate=result.mixed_rate(config),
+        fastest=fastest,
+        fastest_ratio=means[fastest],
+        tied=tied,
+        default_ratio=default,
+        doubts=doubts,
+    )
+
+
+def contenders(result: SweepResult) -> Rounds:
+    """Return the rounds of the settings that were measured in the last round of the finals; without finals, of all.
+
+    Settings dropped earlier were measured under other conditions.
+    """
+    numbers = {number for ratios in result.rounds.values() for number in ratios}
+    if not numbers or result.deciding[0].phase != "finals":
+        return result.rounds
+    return {config: ratios for config, ratios in result.rounds.items() if max(numbers) in ratios}
+
+
+def _cost(result: SweepResult, config: AioConfig) -> Cost:
+    samples = [m.sample for m in result.deciding if m.sample.config == config]
+    return Cost(median([s.p99 for s in samples]), median([s.cpu_ms_per_gib for s in samples]))
+
+
+def _disk_doubts(result: SweepResult) -> Iterator[str]:
+    """Yield reasons why what was measured may not be the disk."""
+    disk, data_share = result.disk, result.conditions.data_share
+    if disk.kind == "memory":
+        yield "these files live in memory, so no disk was measured"
+    elif not disk.direct:
+        yield f"the page cache was measured, not the disk, since {disk.why_buffered}"
+    if disk.kind == "loop":
+        yield f"{disk.device} is a loop device, whose data may come from the page cache: sweep where its file lies"
+    if data_share < _WHOLE:
+        yield (
+            f"{format_share(1 - data_share, 1)} of the file are holes or compressed, for which no disk is asked: "
+            "sweep a file full of data, or a directory"
         )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.choice import MATTERS
-from dsexplore._internal.aio.sweeps.statistics import Interval, median, ratio_interval
+from dsexplore._internal.aio.sweeps.statistics import MATTERS, Interval, median, ratio_interval
 from dsexplore._internal.units import format_rate
 
 MEMORIES = ("huge pages", "ordinary pages")

@@ -1,43 +1,28 @@
-"""The result of a sweep: every slice that was measured, the disk and conditions, and the recommended setting."""
+"""The result of a sweep: every slice that was measured, the disk, and the conditions."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.disk import Disk
-from dsexplore._internal.aio.sweeps.choice import Best, Cost, choose, paired
-from dsexplore._internal.aio.sweeps.measure import Sample
-from dsexplore._internal.aio.sweeps.reference_rates import Reference, advice_lines, memory_lines, slower_elsewhere
+from dsexplore._internal.aio.sweeps import result_text
+from dsexplore._internal.aio.sweeps.choice import Best, recommend
+from dsexplore._internal.aio.sweeps.reference_rates import Reference
 from dsexplore._internal.aio.sweeps.references import fio_job
-from dsexplore._internal.aio.sweeps.result_rows import setting_rows, shared_rows, shared_sizes, slice_rows
-from dsexplore._internal.aio.sweeps.rounds import (
-    Rounds,
-    RoundSlice,
-    by_transfer,
-    lowest_ratios,
-    mixed_rate,
-    mixed_ratios,
-)
-from dsexplore._internal.aio.sweeps.statistics import Interval, median, ratio_interval
+from dsexplore._internal.aio.sweeps.result_rows import setting_rows, shared_rows, slice_rows
+from dsexplore._internal.aio.sweeps.rounds import Rounds, RoundSlice, mixed_rate, mixed_ratios
+from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.saved_json import SavedFormat, SavedJson, value_of
-from dsexplore._internal.units import format_bytes, format_count, format_rate, format_rate_range, format_share
+from dsexplore._internal.units import format_count
 
 if TYPE_CHECKING:
     import polars
-
-_MOST_OTHERS = 8
-"""Number of other settings that are written out as text."""
-_FASTER_THAN_DRIVES = 7.5e9
-"""Bytes per second that no drive on four lanes of PCIe 4.0 exceeds (7.9 GB/s before overhead)."""
-_WHOLE = 0.95
-"""Fraction of a file that must hold data for its rates to be the disk's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +64,7 @@ class Conditions:
     disk. Older sweeps had only Python."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SweepResult(SavedJson, Displayable):
     """All measurements of a sweep; displays itself in a notebook."""
 
@@ -87,13 +72,16 @@ class SweepResult(SavedJson, Displayable):
 
     disk: Disk
     conditions: Conditions
-    measured: list[RoundSlice]
-    references: list[Reference] = field(default_factory=list)
+    measured: tuple[RoundSlice, ...]
+    references: tuple[Reference, ...] = ()
     control: AioConfig = field(default_factory=AioConfig)
     bytes_written: int = 0
     """Bytes that the sweep wrote to the disk, which count against the drive's endurance."""
     elapsed: float = 0.0
     interrupted: bool = False
+    """True if Ctrl-C ended the sweep."""
+    unfinished_round: int | None = None
+    """Number of the round that Ctrl-C interrupted; None if it interrupted none."""
     spent: bool = False
     """True if the sweep ended because it reached its limit of bytes to write."""
 
@@ -107,15 +95,10 @@ class SweepResult(SavedJson, Displayable):
         return [op for op in ("read", "write") if any(m.sample.operation == op for m in self.measured)]
 
     @property
-    def deciding(self) -> list[RoundSlice]:
-        """Slices that decide: those of the finals, or all if no round of the finals was finished."""
-        return self._finals or self.measured
-
-    @property
-    def _finals(self) -> list[RoundSlice]:
-        finals = [m for m in self.measured if m.phase == "finals"]
-        finished = len({m.round for m in finals}) - self.interrupted
-        return finals if finished > 0 else []
+    def deciding(self) -> tuple[RoundSlice, ...]:
+        """Slices that decide: those of the finished rounds of the finals; all if there is none."""
+        finals = tuple(m for m in self.measured if m.phase == "finals" and m.round != self.unfinished_round)
+        return finals or self.measured
 
     @cached_property
     def rounds(self) -> Rounds:
@@ -128,65 +111,7 @@ class SweepResult(SavedJson, Displayable):
         Raises:
             UsageError: the sweep was interrupted before any setting was measured beside the control.
         """
-        rounds = self._contenders()
-        if not rounds:
-            raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
-        worst = lowest_ratios(self.deciding, self.control, self.conditions.read_share)
-        config, tied, unsure = choose(rounds, self.control, {config: self._cost(config) for config in rounds}, worst)
-        slower = slower_elsewhere(self.references, self.operations, config, self.control)
-        doubts = (*self._doubts(), *(doubt for doubt in (unsure, slower) if doubt))
-        if doubts:
-            config = self.control
-        means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
-        fastest = max(means, key=lambda config: means[config].value)
-        default = paired(rounds[self.control], rounds[fastest])
-        assert default is not None  # every round has the control
-        return Best(
-            config=config,
-            ratio=means[config],
-            rate=self.mixed_rate(config),
-            fastest=fastest,
-            fastest_ratio=means[fastest],
-            tied=tied,
-            default_ratio=default,
-            doubts=doubts,
-        )
-
-    def _cost(self, config: AioConfig) -> Cost:
-        samples = [m.sample for m in self.deciding if m.sample.config == config]
-        return Cost(median([s.p99 for s in samples]), median([s.cpu_ms_per_gib for s in samples]))
-
-    def _doubts(self) -> Iterator[str]:
-        """Yield reasons why what was measured may not be the disk."""
-        disk, data_share = self.disk, self.conditions.data_share
-        if disk.kind == "memory":
-            yield "these files live in memory, so no disk was measured"
-        elif not disk.direct:
-            yield f"the page cache was measured, not the disk, since {disk.why_buffered}"
-        if disk.kind == "loop":
-            yield f"{disk.device} is a loop device, whose data may come from the page cache: sweep where its file lies"
-        if data_share < _WHOLE:
-            yield (
-                f"{format_share(1 - data_share, 1)} of the file are holes or compressed, for which no disk is asked: "
-                "sweep a file full of data, or a directory"
-            )
-
-    def _contenders(self) -> Rounds:
-        """Return the settings that stayed to the end of the finals, each with the same rounds.
-
-        Settings dropped earlier were measured under other conditions, and an interrupted round is missing some
-        settings.
-        """
-        if not self._finals:
-            return self.rounds
-        numbers = sorted({number for ratios in self.rounds.values() for number in ratios})
-        if self.interrupted and len(numbers) > 1:
-            numbers.pop()
-        return {
-            config: {number: ratios[number] for number in numbers if number in ratios}
-            for config, ratios in self.rounds.items()
-            if numbers[-1] in ratios
-        }
+        return recommend(self)
 
     def mixed_rate(self, config: AioConfig) -> float:
         """Return the median bytes per second of one setting for the user's mix of reads and writes."""
@@ -199,7 +124,7 @@ class SweepResult(SavedJson, Displayable):
         """
         config, slices = self.best().config, defaultdict(list)
         for m in self.deciding:
-            # Of a round that was cut short, a part is among those that decide.
+            # without finals, a part of the unfinished round is among those that decide
             if m.sample.config == config and m.round in self.rounds[config]:
                 slices[m.round].append(m)
         return ratio_interval([mixed_rate(rates, self.conditions.read_share) for rates in slices.values()])
@@ -250,21 +175,7 @@ class SweepResult(SavedJson, Displayable):
 
     def unlike(self, other: SweepResult) -> list[str]:
         """Return sentences on differences in how two sweeps measured, which alone may make their rates differ."""
-        mine, theirs, lines = self.conditions, other.conditions, []
-        if set(mine.transfers) != set(theirs.transfers):
-            shared = sorted(shared_sizes(self.measured, other.measured))
-            at = f"the rates below are those of {_sizes(shared)}" if shared else "the rates below are those of all"
-            lines.append(f"Tensors are of {_sizes(mine.transfers)} and of {_sizes(theirs.transfers)}: {at}.")
-        if mine.processes != theirs.processes:
-            lines.append(f"Processes at once are {mine.processes} and {theirs.processes}: rates are of all together.")
-        if mine.further_folders != theirs.further_folders:
-            counts = [1 + len(conditions.further_folders) for conditions in (mine, theirs)]
-            lines.append(f"{counts[0]} and {counts[1]} directories were measured at once.")
-        if mine.size != theirs.size:
-            lines.append(f"Files hold {format_bytes(mine.size)} and {format_bytes(theirs.size)}.")
-        if mine.write_mode != theirs.write_mode:
-            lines.append(f"Writes are {mine.write_mode} and {theirs.write_mode}.")
-        return lines
+        return list(result_text.differences(self, other))
 
     def to_json(self) -> dict[str, object]:
         """Return the result as plain JSON values; `from_json` reads them back."""
@@ -278,6 +189,7 @@ class SweepResult(SavedJson, Displayable):
             "bytes_written": self.bytes_written,
             "elapsed": self.elapsed,
             "interrupted": self.interrupted,
+            "unfinished_round": self.unfinished_round,
             "spent": self.spent,
         }
 
@@ -295,87 +207,12 @@ class SweepResult(SavedJson, Displayable):
         return result
 
     def __str__(self) -> str:
-        return "\n".join([*self.lines(), *self._other_lines()])
+        return "\n".join([result_text.what(self), *self.lines(), *result_text.other_lines(self)])
+
+    def verdict(self) -> str:
+        """Return which setting to take, and what it gains."""
+        return self.best().sentence() if self.rounds else "No setting was compared with the default yet."
 
     def lines(self) -> list[str]:
-        """Return the disk, the recommended setting and its rates in each direction, one statement per line."""
-        together = f", {self.conditions.processes} processes at once" if self.conditions.processes > 1 else ""
-        how = self.conditions
-        lines = [f"{self.disk.label}; {how.mode} mode by {how.backend} (loop in {how.loop}){together}"]
-        if how.further_folders:
-            lines.append(f"Measured together with {', '.join(how.further_folders)}: rates are of all disks together.")
-        if self.interrupted:
-            lines.append("Interrupted: the results so far.")
-        if self.conditions.left_out:
-            lines.append(self.conditions.left_out)
-        if self.spent:
-            limit = format_bytes(self.conditions.most_written or 0)
-            lines.append(f"Ended when the {limit} that may be written were used up: raise max_written for more rounds.")
-        if not self.rounds:
-            return [*lines, "No setting was compared with the default yet."]
-        best = self.best()
-        lines.append(best.sentence())
-        if len(best.tied) > 1:
-            lines.append(f"Less than 5 % apart, the cheapest first: {'; '.join(map(str, best.tied))}.")
-        chosen = by_transfer(m for m in self.deciding if m.sample.config == best.config)
-        for operation in self.operations:
-            for transfer, part in chosen.items():
-                name = f"{operation} of {format_bytes(transfer)} tensors" if len(chosen) > 1 else operation
-                lines += _direction_lines(name, [m.sample for m in part if m.sample.operation == operation])
-        lines += self._lines_of_cache([m.sample for m in self.deciding if m.sample.config == best.config])
-        overwritten = f" ({self.conditions.write_mode})" if self.bytes_written else ""
-        return [*lines, f"{format_bytes(self.bytes_written)} written{overwritten} in {self.elapsed:.0f} s"]
-
-    def _lines_of_cache(self, samples: list[Sample]) -> Iterator[str]:
-        """Yield a sentence if writes to a virtual disk are durable faster than drives write."""
-        durable = [sample.durable_rate for sample in samples if sample.operation == "write"]
-        if self.disk.is_virtual and durable and median(durable) > _FASTER_THAN_DRIVES:
-            yield (
-                f"{self.disk.device} is a virtual disk, and no usual drive writes {format_rate(median(durable))} with "
-                "fsync: a cache of its host answered. More data than that cache holds may be written slower."
-            )
-
-    def _other_lines(self) -> Iterator[str]:
-        """Yield the gain of huge pages, the other finalists, the references' rates, and why one did not run."""
-        yield from memory_lines(self.references, self.operations)
-        chosen = self.best().config if self.rounds else self.control
-        yield from advice_lines(self.references, self.operations, chosen, self.control)
-        if self.rounds:
-            yield from self._lines_of_others(self.best().config)
-        for r in self.references:
-            note = r.note if str(r.config) in r.note else f"{r.config}; {r.note}"
-            yield f"{r.name}, {r.operation}: median {format_rate(r.rate)}, n {len(r.rates)}; {note}"
-        for name, reason in sorted(self.conditions.unavailable.items()):
-            yield f"{name} did not run: {' '.join(reason.split())}"
-
-    def _lines_of_others(self, chosen: AioConfig) -> Iterator[str]:
-        """Yield a line for each setting that stayed to the end beside the recommended one, the fastest first."""
-        means = {config: ratio_interval(list(ratios.values())) for config, ratios in self._contenders().items()}
-        others = sorted(means.keys() - {chosen}, key=lambda config: -means[config].value)
-        for config in others[:_MOST_OTHERS]:
-            samples = [m.sample for m in self.deciding if m.sample.config == config]
-            rates = {op: [s.rate for s in samples if s.operation == op] for op in self.operations}
-            given = ", ".join(f"{op} {format_rate(median(rates[op]))}" for op in rates)
-            beside = "the default" if config == self.control else f"{means[config]} × the default"
-            yield f"{config}: {given}; {beside}"
-        if len(others) > _MOST_OTHERS:
-            yield f"… and {len(others) - _MOST_OTHERS} slower settings"
-
-
-def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
-    """Yield rate, rate with fsync, and latencies of one setting in one direction."""
-    rates = [sample.rate for sample in samples]
-    spread = f"{format_rate_range(min(rates), max(rates))}, " if len(rates) > 1 else ""
-    yield f"{name}: median {format_rate(median(rates))}, {spread}n {len(rates)}"
-    if any(sample.fsync_seconds for sample in samples):
-        yield f"{name} with fsync: median {format_rate(median([sample.durable_rate for sample in samples]))}"
-    p50, p95, p99 = (median([getattr(s, name) for s in samples]) * 1e3 for name in ("p50", "p95", "p99"))
-    cpu = median([sample.cpu_ms_per_gib for sample in samples])
-    yield (
-        f"{name} latency of a request: p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f}, "
-        f"longest {max(sample.longest for sample in samples) * 1e3:.2f} ms; {cpu:.1f} ms of CPU per GiB"
-    )
-
-
-def _sizes(transfers: Sequence[int]) -> str:
-    return ", ".join(map(format_bytes, transfers)) or "sizes not recorded"
+        """Return the verdict, what ended the sweep early, and the recommended setting's rates, as sentences."""
+        return [self.verdict(), *result_text.remarks(self), *result_text.rate_lines(self)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.sweeps.measure import Sample
@@ -12,14 +13,16 @@ from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
 
 Rounds = dict[AioConfig, dict[int, float]]
 """{setting: {round: rate relative to the control}}."""
+Phase = Literal["descent", "grid", "finals"]
+"""``descent``: along one axis at a time; ``grid``: every setting; ``finals``: the strongest, again and again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSlice:
     """One slice and the round it belongs to; every round includes the control."""
 
-    phase: str
-    """``descent``, ``grid`` or ``finals``: only finals decide, if there are any."""
+    phase: Phase
+    """How its setting was chosen: only finals decide, if there are any."""
     round: int
     sample: Sample
 

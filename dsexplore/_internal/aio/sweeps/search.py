@@ -9,8 +9,7 @@ from typing import Any
 
 from dsexplore._internal.aio import aio_constants as c
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.choice import MATTERS
-from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
+from dsexplore._internal.aio.sweeps.statistics import MATTERS, Interval, ratio_interval
 from dsexplore._internal.errors import UsageError
 
 AXES: dict[str, tuple[Any, ...]] = {

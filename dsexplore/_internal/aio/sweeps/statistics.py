@@ -11,6 +11,8 @@ _T95 = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18,
 _T95 += [2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04]
 
 
+MATTERS = 0.05
+"""Relative differences below this are a tie, and too small a gain to leave the default."""
 _WIDEST = 9.0
 """Relative width, high over low minus one, from which an interval says nothing: its ends are ten times apart."""
 

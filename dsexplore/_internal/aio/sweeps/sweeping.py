@@ -15,10 +15,12 @@ from dsexplore._internal.aio.aio_config import as_integer
 from dsexplore._internal.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore._internal.aio.sweeps import search
 from dsexplore._internal.aio.sweeps.bench_processes import BenchTogether, start_workers
+from dsexplore._internal.aio.sweeps.budget import Budget
 from dsexplore._internal.aio.sweeps.measure import Bench, Mode
+from dsexplore._internal.aio.sweeps.phases import RunningSweep, run_phases
 from dsexplore._internal.aio.sweeps.references import why_no_reference
 from dsexplore._internal.aio.sweeps.result import SweepResult
-from dsexplore._internal.aio.sweeps.running_sweep import SweepRun
+from dsexplore._internal.aio.sweeps.round_measurer import RoundMeasurer
 from dsexplore._internal.aio.sweeps.sweep_setup import Plan, Progress, Report, Setup, WriteMode, reporting
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.signatures import names_arguments, with_options
@@ -94,10 +96,11 @@ def sweep(
             places = [folders[number % len(folders)] for number in range(1, plan.processes)]
             workers = start_workers(stack, places, plan, engine, direct)
             bench = BenchTogether(setup.bench, workers)
-        run = SweepRun(setup, bench, plan, report, random.Random(seed), begun)
+        budget = Budget(setup, bench, time.monotonic, begun)
+        measurer = RoundMeasurer(setup, bench, budget, report, random.Random(seed))
         conditions = replace(setup.conditions(unavailable), further_folders=tuple(folders[1:]))
-        result = SweepResult(disk=setup.disk, conditions=conditions, measured=run.measured)
-        run.fill(result, [name for name in references if name not in unavailable])
+        run = RunningSweep(setup, measurer, budget, report, conditions)
+        result = run_phases(run, [name for name in references if name not in unavailable])
         report(Progress(1.0, "interrupted" if result.interrupted else "done"))
         return result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.sweeps import result_text
 from dsexplore._internal.aio.sweeps.result import SweepResult
 from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.errors import UsageError
@@ -46,20 +47,24 @@ class SweepView(View):
     def __init__(self, result: SweepResult) -> None:
         self._result = result
 
+    @property
+    def _what(self) -> str:
+        """What was measured how, in one line."""
+        return html.plain(result_text.what(self._result), 300)
+
     def text(self) -> str:
         """Return the recommended setting and its rate, in about ten lines."""
-        return "\n".join(html.plain(line, 300) for line in self._result.lines())
+        return "\n".join([self._what, *(html.plain(line, 300) for line in self._result.lines())])
 
     def html(self) -> str:
         """Return the verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
         result = self._result
-        lines = result.lines()
-        place = lines.index(result.best().sentence()) if result.rounds else len(lines) - 1
-        body = [html.sentences(lines[:place]), html.verdict(lines[place], 300)]
+        body = [html.conclusion(self._what, "measured", result.verdict())]
+        body.append(html.sentences(result_text.remarks(result)))
         body.append(_section("Settings compared", _settings_table(result), opened=True))
         if result.rounds:
             body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
-        body.append(_section("Rates and latencies", html.sentences(lines[place + 1 :])))
+        body.append(_section("Rates and latencies", html.sentences(result_text.rate_lines(result))))
         for direction in reversed(directions(result)):
             grid = _heat_table(result, direction)
             body.append(_section(f"{direction}: GB/s by block size and queue depth", grid))
@@ -101,9 +106,8 @@ class SweepView(View):
 
 
 def _section(title: str, body: str, *, opened: bool = False) -> str:
-    if not body:
-        return ""
-    return f"<details{' open' if opened else ''}><summary>{html.escape(title)}</summary>{body}</details>"
+    """Return a section that opens; nothing if there is nothing in it."""
+    return html.details(title, body, opened) if body else ""
 
 
 def _heat_table(result: SweepResult, direction: str) -> str:

@@ -1,0 +1,131 @@
+"""Measure settings in rounds: each round measures some of them, and the default beside them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from itertools import product
+from statistics import median
+
+from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.sweeps.bench_processes import BenchTogether
+from dsexplore._internal.aio.sweeps.budget import Budget, WrittenEnough
+from dsexplore._internal.aio.sweeps.measure import Bench, Operation, Sample
+from dsexplore._internal.aio.sweeps.rounds import Phase, RoundSlice, mixed_rate
+from dsexplore._internal.aio.sweeps.sweep_setup import CONTROL, Progress, Report, Setup
+from dsexplore._internal.units import format_rate
+
+
+class RoundMeasurer:
+    """Measures rounds of settings, in each direction and at each tensor size.
+
+    Args:
+        setup: directions, tensor sizes, and how long a slice is.
+        bench: measures one slice.
+        budget: what the sweep may spend.
+        report: is told of each setting.
+        shuffle: gives the order of the settings in a round.
+    """
+
+    def __init__(
+        self, setup: Setup, bench: Bench | BenchTogether, budget: Budget, report: Report, shuffle: random.Random
+    ) -> None:
+        self.measured: list[RoundSlice] = []
+        self.round = 0
+        """Number of the current round, from 1."""
+        self.unfinished_round: int | None = None
+        """Number of the round that is being measured, or in which measuring was interrupted; None between rounds."""
+        self._setup, self._bench, self._budget, self._report, self.shuffle = setup, bench, budget, report, shuffle
+        self._slice_seconds = 0.0
+        """Seconds per slice of the last round, including all overhead."""
+        self.begin_phase("descent")
+
+    def begin_phase(self, phase: Phase, *, settings: int = 0, until: float = math.inf) -> None:
+        """Measure from now on as part of a phase.
+
+        Args:
+            phase: how the search chooses the settings of a round.
+            settings: number of settings in all, for progress; 0 if unknown.
+            until: seconds since the sweep began after which a round ends early: on a slow disk, one can take longer
+                than all else.
+        """
+        self._phase, self._settings, self._until, self._settings_done = phase, settings, until, 0
+
+    def measure(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
+        """Measure settings and the control in shuffled order; return {setting: mixed rate relative to the control}.
+
+        Settings for which the phase has no time are omitted.
+
+        Raises:
+            WrittenEnough: the limit of bytes to write is reached; the slices of this round are dropped.
+        """
+        self.round += 1
+        self.unfinished_round = self.round
+        order = [*dict.fromkeys([CONTROL, *configs])]
+        self.shuffle.shuffle(order)
+        rates: dict[AioConfig, float] = {}
+        begun, first = self._budget.elapsed(), len(self.measured)
+        try:
+            for config in order:
+                if CONTROL in rates and len(rates) > 1 and self._budget.elapsed() > self._until:
+                    break
+                rates[config] = self._measure_setting(config)
+        except WrittenEnough:
+            del self.measured[first:]  # half a round compares nothing
+            self.unfinished_round = None
+            raise
+        self.unfinished_round = None
+        self._slice_seconds = (self._budget.elapsed() - begun) / (len(self.measured) - first)
+        return {config: rate / rates[CONTROL] for config, rate in rates.items()}
+
+    def _measure_setting(self, config: AioConfig) -> float:
+        """Measure one setting in each direction at each tensor size; return its mixed rate."""
+        first, setup = len(self.measured), self._setup
+        for operation, transfer in product(setup.operations, setup.transfers):
+            self.measured.append(RoundSlice(self._phase, self.round, self._measure_slice(config, operation, transfer)))
+        rate = mixed_rate(self.measured[first:], setup.plan.read_share)
+        self._settings_done += 1
+        self._report(Progress(self._progress(), f"{self._phase}: {config} {format_rate(rate)}"))
+        return rate
+
+    def _measure_slice(self, config: AioConfig, operation: Operation, transfer: int) -> Sample:
+        """Measure one slice; in the finals, tensors are moved completely."""
+        plan, bench, budget = self._setup.plan, self._bench, self._budget
+        most = math.inf
+        if operation == "write":
+            least = 2 * config.bytes_in_flight * plan.processes
+            if budget.bytes_left() < least:
+                raise WrittenEnough
+            most = min(max(budget.bytes_per_slice(), least), budget.bytes_left())
+        before = bench.bytes_written
+        whole = self._phase == "finals"
+        sample = bench.measure(config, operation, plan.slice, transfer=transfer, whole=whole, most=most)
+        budget.largest_slice = max(budget.largest_slice, bench.bytes_written - before)
+        return sample
+
+    def _progress(self) -> float:
+        """Return the fraction of the sweep that is done: of its time, or of its settings if it has no limit of time."""
+        if self._setup.plan.seconds is not None:
+            return min(self._budget.elapsed() / self._budget.seconds, 0.99)
+        return min(self._settings_done / self._settings, 0.99) if self._settings else 0.99
+
+    def expected_seconds(self, slices: int) -> float:
+        """Return the expected duration of `slices` slices, in seconds, so that none starts too late."""
+        mean = (self._budget.elapsed() - self._budget.ready) / len(self.measured)
+        return slices * max(self._slice_seconds, mean)
+
+    def expected_seconds_in_finals(self) -> float:
+        """Return the expected seconds of one setting in a round of the finals, which move whole tensors."""
+        setup = self._setup
+        rates = {
+            operation: median(
+                measured.sample.rate for measured in self.measured if measured.sample.operation == operation
+            )
+            for operation in setup.operations
+        }
+        parts = product(setup.operations, setup.transfers)
+        together = setup.plan.processes  # each moves a tensor of its own, and rates are of all
+        return sum(
+            max(self.expected_seconds(1), together * transfer / rates[operation]) for operation, transfer in parts
+        )
