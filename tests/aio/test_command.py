@@ -16,6 +16,7 @@ import pytest
 
 from dsexplore._internal.aio import command
 from dsexplore._internal.aio.sweeps import sweeping
+from dsexplore._internal.aio.sweeps.result_text import what
 from dsexplore._internal.aio.sweeps.statistics import median
 from dsexplore._internal.errors import UsageError, page_of
 from dsexplore._internal.units import format_rate
@@ -263,7 +264,7 @@ def test_several_processes(tmp_path: Path) -> None:
     assert run_command(str(tmp_path), *FAST, *ONE, *words) == 0
     result = SweepResult.load(tmp_path / "r.json")
     assert (result.conditions.processes, result.conditions.transfers) == (2, (8 << 20, 16 << 20))
-    assert ", 2 processes at once" in result.lines()[0]
+    assert what(result).endswith(", 2 processes at once")
 
 
 def test_the_job_file_of_fio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,7 +296,7 @@ def test_two_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     rows = one.compare_rows(other)
     assert len(rows) == 4
     assert len(lines) == 2 + 1 + 4 + 2
-    assert lines[0].startswith(f"{names[0]}: {one.lines()[0]}, ")
+    assert lines[0].startswith(f"{names[0]}: {what(one)}, ")
     for row, line in zip(rows, lines[3:7], strict=True):
         assert line.startswith(row["operation"])
         assert line.split()[-3:] == [f"{row['gb_s']:.2f}", f"{row['other_gb_s']:.2f}", f"{row['ratio']:.3f}"]

@@ -5,6 +5,8 @@ Modules: ``aio/offload/offload_plan.py``, ``aio/offload/offload_cost.py``, ``sha
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -81,6 +83,6 @@ def test_what_makes_no_sense_is_refused(options: dict[str, object], said: str) -
 
 def test_a_sweep_that_only_read_is_refused() -> None:
     reads = result_of([{AioConfig(): (7.0, 5.5)}] * 3)
-    reads.measured = [each for each in reads.measured if each.sample.operation == "read"]
+    reads = replace(reads, measured=tuple(m for m in reads.measured if m.sample.operation == "read"))
     with pytest.raises(UsageError, match="this sweep has no writes"):
         dsexplore.sharding((8,), "S(0)", "dp=2").offload(reads)
