@@ -87,6 +87,7 @@ ANSWER_BY_THEMSELVES = {"Trace.where", "AioConfig.with_", "CommsLogger.figure", 
 HOOKS = {f"CommsLogger.{name}" for name in ("append", "begin", "begin_custom", "end", "fail", "label_of", "wants")}
 """What the log is told by each call, where a frame more would count."""
 MADE_BY_US = {"SweepResult", "SustainedWrites", "CheckpointRates", "FeedingResult", "Range", "NumericsReport"}
+MADE_BY_US |= {"CheckpointCost", "LoadingResult", "OffloadCost"}
 """Classes of results, which users do not make."""
 
 

@@ -26,7 +26,7 @@ def loader(
 
 def loading(*loaders: LoaderTimes, disk_seconds: float = 1.0, disk: Disk = DISK) -> LoadingResult:
     checkpoint = Checkpoint(Path("model.pt"), "torch.save", (Path("model.pt"),), (GIB,))
-    return LoadingResult("model.pt", disk, [CheckpointTimes(checkpoint, loaders, (GIB / disk_seconds,))])
+    return LoadingResult("model.pt", disk, (CheckpointTimes(checkpoint, loaders, (GIB / disk_seconds,)),))
 
 
 USUAL = loader("torch.load", [4.0, 4.2, 4.1], 1.0)

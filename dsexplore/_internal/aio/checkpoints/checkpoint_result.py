@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.disk import Disk
@@ -31,39 +31,29 @@ class MethodCost:
     """Shortest time between two checkpoints for which stalls are no more of the time than was allowed."""
 
 
+@dataclass(frozen=True)
 class CheckpointCost(Displayable):
-    """What checkpoints of a model take; made by ``dsexplore.sharding(...).checkpoint(disk)``.
+    """What checkpoints of a model take; made by ``dsexplore.sharding(...).checkpoint(disk)``."""
 
-    Attributes:
-        title: the model's class.
-        disk: the disk whose rates were measured.
-        nbytes: bytes of one checkpoint in all.
-        rank_bytes: bytes of it that the rank with most of them writes.
-        ranks: number of ranks.
-        ranks_per_node: ranks that share the disk.
-        overhead: fraction of the time that steps may wait for checkpoints.
-        step_seconds: of a training step; None if not given.
-        methods: seconds by method.
-        notes: assumptions, and what was not measured.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        disk: Disk,
-        nbytes: int,
-        rank_bytes: int,
-        ranks: int,
-        ranks_per_node: int,
-        overhead: float,
-        step_seconds: float | None,
-        methods: Sequence[MethodCost],
-        notes: Sequence[str],
-    ) -> None:
-        self.title, self.disk, self.nbytes, self.rank_bytes = title, disk, nbytes, rank_bytes
-        self.ranks, self.ranks_per_node = ranks, ranks_per_node
-        self.overhead, self.step_seconds = overhead, step_seconds
-        self.methods, self.notes = tuple(methods), tuple(notes)
+    title: str
+    """Class of the model."""
+    disk: Disk
+    """Disk whose rates were measured."""
+    nbytes: int
+    """Bytes of one checkpoint in all."""
+    rank_bytes: int
+    """Bytes of it that the rank with most of them writes."""
+    ranks: int
+    ranks_per_node: int
+    """Ranks that share the disk."""
+    overhead: float
+    """Fraction of the time that steps may wait for checkpoints."""
+    step_seconds: float | None
+    """Seconds of a training step; None if not given."""
+    methods: tuple[MethodCost, ...]
+    """Seconds of each method."""
+    notes: tuple[str, ...]
+    """Assumptions, and what was not measured, as sentences."""
 
     def __repr__(self) -> str:
         return f"<CheckpointCost of {self.title}: {format_bytes(self.nbytes)} on {self.disk.label}>"
@@ -113,16 +103,4 @@ class CheckpointCost(Displayable):
         """
         import polars as pl
 
-        return pl.DataFrame(
-            [
-                {
-                    "method": method.name,
-                    "writers": method.writers,
-                    "save": method.save,
-                    "load": method.load,
-                    "stall": method.stall,
-                    "every": method.every,
-                }
-                for method in self.methods
-            ]
-        )
+        return pl.DataFrame([asdict(method) for method in self.methods]).rename({"name": "method"})

@@ -103,8 +103,8 @@ def _measure(title: str, checkpoints: Sequence[Checkpoint], rounds: int, clock: 
     disk = disk_of(checkpoints[0].files[0])
     total = sum(rounds * (2 * len(loaders_of(checkpoint)) + 1) for checkpoint in checkpoints)
     with track("loading", total, "loads") as work:
-        measured = [_measure_checkpoint(checkpoint, rounds, clock, work) for checkpoint in checkpoints]
-    return LoadingResult(title, disk, measured, list(_notes(checkpoints)))
+        measured = tuple(_measure_checkpoint(checkpoint, rounds, clock, work) for checkpoint in checkpoints)
+    return LoadingResult(title, disk, measured, tuple(_notes(checkpoints)))
 
 
 def _notes(checkpoints: Sequence[Checkpoint]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,19 +107,18 @@ class CheckpointTimes:
         return not self.is_at_limit(times) and times.warm_seconds > times.cold_seconds / 2
 
 
+@dataclass(frozen=True)
 class LoadingResult(Displayable):
-    """How fast checkpoints load; made by ``dsexplore.aio.loading(...)``.
+    """How fast checkpoints load; made by ``dsexplore.aio.loading(...)``."""
 
-    Attributes:
-        title: the path, or the class of the model.
-        disk: the disk that holds the files.
-        measured: the loads, by checkpoint; of a model, one checkpoint per format.
-        notes: what a reader must know.
-    """
-
-    def __init__(self, title: str, disk: Disk, measured: Sequence[CheckpointTimes], notes: Sequence[str] = ()) -> None:
-        self.title, self.disk = title, disk
-        self.measured, self.notes = tuple(measured), tuple(notes)
+    title: str
+    """Path of the checkpoint, or class of the model."""
+    disk: Disk
+    """Disk that holds the files."""
+    measured: tuple[CheckpointTimes, ...]
+    """Loads by checkpoint; of a model, one checkpoint per format."""
+    notes: tuple[str, ...] = ()
+    """What was not measured, as sentences."""
 
     def __repr__(self) -> str:
         return f"<LoadingResult of {self.title}: {format_count(len(self._rows()), 'way')} on {self.disk.label}>"

@@ -58,18 +58,17 @@ def checkpoint_cost(
     )
     written, held = _shares_of_ranks(sharding, assumed)
     together = min(ranks_per_node, sharding.mesh.size)
-    methods = [_cost(method, rates, whole, written, held, together, overhead) for method in rates.methods]
     return CheckpointCost(
-        sharding.title,
-        rates.disk,
-        round(whole.nbytes),
-        math.ceil(written.nbytes),
-        sharding.mesh.size,
-        ranks_per_node,
-        overhead,
-        step_seconds,
-        methods,
-        [_states(assumed), _NOTE, *rates.notes],
+        title=sharding.title,
+        disk=rates.disk,
+        nbytes=round(whole.nbytes),
+        rank_bytes=math.ceil(written.nbytes),
+        ranks=sharding.mesh.size,
+        ranks_per_node=ranks_per_node,
+        overhead=overhead,
+        step_seconds=step_seconds,
+        methods=tuple(_cost(method, rates, whole, written, held, together, overhead) for method in rates.methods),
+        notes=(_states(assumed), _NOTE, *rates.notes),
     )
 
 

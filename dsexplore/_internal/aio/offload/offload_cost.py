@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.disk import Disk
@@ -35,37 +35,29 @@ class Swap:
         return self.read_seconds + self.write_seconds
 
 
+@dataclass(frozen=True)
 class OffloadCost(Displayable):
-    """What states on a disk take of a step; made by ``dsexplore.sharding(...).offload(disk)``.
+    """What states on a disk take of a step; made by ``dsexplore.sharding(...).offload(disk)``."""
 
-    Attributes:
-        title: the model's class.
-        disk: the disk whose rates were measured.
-        read_rate: bytes per second of reads with the setting to take.
-        write_rate: the same of writes.
-        node_parameters: parameters of one node, which share the disk.
-        ranks: number of ranks.
-        swaps: what is moved in a step, by kind of state.
-        step_seconds: of the step without a disk; None if not given.
-        tokens: of a step on one node; None if not given.
-        notes: assumptions.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        disk: Disk,
-        rates: tuple[float, float],
-        node_parameters: int,
-        ranks: int,
-        swaps: Sequence[Swap],
-        step_seconds: float | None,
-        tokens: int | None,
-        notes: Sequence[str],
-    ) -> None:
-        self.title, self.disk, self.node_parameters, self.ranks = title, disk, node_parameters, ranks
-        self.read_rate, self.write_rate = rates
-        self.swaps, self.step_seconds, self.tokens, self.notes = tuple(swaps), step_seconds, tokens, tuple(notes)
+    title: str
+    """Class of the model."""
+    disk: Disk
+    """Disk whose rates were measured."""
+    read_rate: float
+    """Bytes per second of reads with the recommended setting."""
+    write_rate: float
+    """Bytes per second of writes with the recommended setting."""
+    node_parameters: int
+    """Parameters of one node, which share the disk."""
+    ranks: int
+    swaps: tuple[Swap, ...]
+    """Bytes moved in a step, by kind of state."""
+    step_seconds: float | None
+    """Seconds of a step without a disk; None if not given."""
+    tokens: int | None
+    """Tokens of a step on one node; None if not given."""
+    notes: tuple[str, ...]
+    """Assumptions, as sentences."""
 
     def __repr__(self) -> str:
         return f"<OffloadCost of {self.title}: {format_seconds(self.exposed)} per step on {self.disk.label}>"
@@ -124,16 +116,4 @@ class OffloadCost(Displayable):
         """
         import polars as pl
 
-        return pl.DataFrame(
-            [
-                {
-                    "what": swap.what,
-                    "read": swap.read,
-                    "written": swap.written,
-                    "read_seconds": swap.read_seconds,
-                    "write_seconds": swap.write_seconds,
-                    "exposed": swap.exposed,
-                }
-                for swap in self.swaps
-            ]
-        )
+        return pl.DataFrame([asdict(swap) for swap in self.swaps])

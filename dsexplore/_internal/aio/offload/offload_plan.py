@@ -40,21 +40,31 @@ def offload_cost(
     """Predict swaps as `Sharding.offload` documents it."""
     _check(bytes_per_parameter, ranks_per_node, step_seconds, tokens)
     result = disk if isinstance(disk, SweepResult) else _swept(disk)
-    rates = _rates(result)
+    read_rate, write_rate = _rates(result)
     together = min(ranks_per_node, sharding.mesh.size)
-    numel, nbytes = (together * count for count in _of_largest_rank(sharding))
+    numel, nbytes = (together * count for count in _largest_rank(sharding))
     states = numel * bytes_per_parameter
-    read, written = states / rates[0], states / rates[1]
+    read, written = states / read_rate, states / write_rate
     swaps = [Swap("optimizer states", states, states, read, written, read + written)]
     notes = [f"Counted are {bytes_per_parameter:g} bytes of states per parameter that is trained."]
     if parameters:
-        reading, writing = 2 * nbytes / rates[0], nbytes / rates[1]
+        reading, writing = 2 * nbytes / read_rate, nbytes / write_rate
         exposed = max(reading - (step_seconds or 0.0), 0.0) + writing
         swaps.append(Swap("parameters", 2 * nbytes, nbytes, reading, writing, exposed))
         notes.append("Parameters are read twice, in forward and in backward, while modules compute, and written once.")
     notes.append(_NOTE)
-    size, title = sharding.mesh.size, sharding.title
-    return OffloadCost(title, result.disk, rates, round(numel), size, swaps, step_seconds, tokens, notes)
+    return OffloadCost(
+        title=sharding.title,
+        disk=result.disk,
+        read_rate=read_rate,
+        write_rate=write_rate,
+        node_parameters=round(numel),
+        ranks=sharding.mesh.size,
+        swaps=tuple(swaps),
+        step_seconds=step_seconds,
+        tokens=tokens,
+        notes=tuple(notes),
+    )
 
 
 def _check(bytes_per_parameter: float, ranks_per_node: int, step_seconds: float | None, tokens: int | None) -> None:
@@ -86,7 +96,7 @@ def _rates(result: SweepResult) -> tuple[float, float]:
     return rates[0], rates[1]
 
 
-def _of_largest_rank(sharding: Sharding) -> tuple[float, float]:
+def _largest_rank(sharding: Sharding) -> tuple[float, float]:
     """Return the trained parameters, and the bytes of all parameters, of the rank that holds most."""
     blocks = blocks_of(sharding.mesh, sharding.tensors)
     numel, nbytes = np.zeros(blocks.shape), np.zeros(blocks.shape)
