@@ -1,6 +1,7 @@
 """Results of sweeps with given rates: what they recommend, say and save.
 
-Modules: ``aio/sweeps/result.py``, ``aio/sweeps/result_text.py``, ``aio/sweeps/result_rows.py``.
+Modules: ``aio/sweeps/result.py``, ``aio/sweeps/measurements.py``, ``aio/sweeps/result_text.py``,
+``aio/sweeps/result_rows.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import pytest
 
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.measure import Operation, Sample
+from dsexplore._internal.aio.sweeps.measurements import Conditions
 from dsexplore._internal.aio.sweeps.reference_rates import Reference
-from dsexplore._internal.aio.sweeps.result import Conditions
 from dsexplore._internal.aio.sweeps.rounds import Phase, RoundSlice, mix
 from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig, SweepResult

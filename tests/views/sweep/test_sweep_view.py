@@ -13,8 +13,8 @@ import pytest
 
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.measure import Operation, Sample
+from dsexplore._internal.aio.sweeps.measurements import Conditions
 from dsexplore._internal.aio.sweeps.reference_rates import Reference
-from dsexplore._internal.aio.sweeps.result import Conditions
 from dsexplore._internal.aio.sweeps.rounds import RoundSlice
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.views.page.theme import heat

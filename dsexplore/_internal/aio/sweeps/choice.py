@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.sweeps.measurements import Measurements
 from dsexplore._internal.aio.sweeps.reference_rates import slower_elsewhere
 from dsexplore._internal.aio.sweeps.rounds import Rounds, lowest_ratios
 from dsexplore._internal.aio.sweeps.statistics import MATTERS, Interval, median, ratio_interval
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_share
-
-if TYPE_CHECKING:
-    from dsexplore._internal.aio.sweeps.result import SweepResult
 
 _SURE_PART = 0.5
 """Fraction of the mean gain that the low end of its interval must reach: +39 % (+8 to +79 %) is rejected."""
@@ -83,7 +80,7 @@ class Best:
         )
 
 
-def recommend(result: SweepResult) -> Best:
+def recommend(result: Measurements) -> Best:
     """Return the cheapest setting tied with the fastest, or the default unless that is surely worth it.
 
     Raises:
@@ -115,7 +112,7 @@ def recommend(result: SweepResult) -> Best:
     )
 
 
-def contenders(result: SweepResult) -> Rounds:
+def contenders(result: Measurements) -> Rounds:
     """Return the rounds of the settings that were measured in the last round of the finals; without finals, of all.
 
     Settings dropped earlier were measured under other conditions.
@@ -126,12 +123,12 @@ def contenders(result: SweepResult) -> Rounds:
     return {config: ratios for config, ratios in result.rounds.items() if max(numbers) in ratios}
 
 
-def _cost(result: SweepResult, config: AioConfig) -> Cost:
+def _cost(result: Measurements, config: AioConfig) -> Cost:
     samples = [m.sample for m in result.deciding if m.sample.config == config]
     return Cost(median([s.p99 for s in samples]), median([s.cpu_ms_per_gib for s in samples]))
 
 
-def _disk_doubts(result: SweepResult) -> Iterator[str]:
+def _disk_doubts(result: Measurements) -> Iterator[str]:
     """Yield reasons why what was measured may not be the disk."""
     disk, data_share = result.disk, result.conditions.data_share
     if disk.kind == "memory":

@@ -1,20 +1,17 @@
-"""The result of a sweep: every slice that was measured, the disk, and the conditions."""
+"""The result of a sweep: its measurements, with the setting to take, tables, and a file."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps import result_text
 from dsexplore._internal.aio.sweeps.choice import Best, recommend
-from dsexplore._internal.aio.sweeps.reference_rates import Reference
+from dsexplore._internal.aio.sweeps.measurements import Measurements
 from dsexplore._internal.aio.sweeps.references import fio_job
 from dsexplore._internal.aio.sweeps.result_rows import setting_rows, shared_rows, slice_rows
-from dsexplore._internal.aio.sweeps.rounds import Rounds, RoundSlice, mixed_rate, mixed_ratios
+from dsexplore._internal.aio.sweeps.rounds import mixed_rate
 from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.errors import UsageError
@@ -25,85 +22,15 @@ if TYPE_CHECKING:
     import polars
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Conditions of a sweep."""
-
-    backend: str
-    unavailable: dict[str, str]
-    """{engine: why it could not run}."""
-    mode: str
-    write_mode: str
-    """``overwrite``, ``fresh`` or ``fallocated``; ``none`` for a file that is only read."""
-    size: int
-    read_share: float
-    """Fraction of the user's traffic that is reads, 0 to 1."""
-    seconds: float | None
-    slice_seconds: float
-    huge_share: float | None
-    cached_share: float | None
-    """Fraction of the file that was still in the page cache when reading began."""
-    system: str
-    started: str
-    transfers: tuple[int, ...] = ()
-    """Bytes of each tensor size that was moved; empty for older sweeps."""
-    data_share: float = 1.0
-    """Fraction of the file that is read from the disk; the rest is holes or compressed away."""
-    processes: int = 1
-    """Number of processes that moved tensors at the same time."""
-    further_folders: tuple[str, ...] = ()
-    """Directories on other disks that were measured together with that of `SweepResult.disk`."""
-    most_written: int | None = None
-    """Limit of bytes to write; None for no limit."""
-    memory: str = "huge"
-    """Pages of the tensors: ``ordinary`` or ``huge``; older sweeps had only huge ones."""
-    left_out: str = ""
-    """A sentence on what a slow disk left no time for; empty if nothing."""
-    loop: str = "Python"
-    """What kept the queues full: ``C``, or ``Python`` with the reason; Python takes more time per request than a fast
-    disk. Older sweeps had only Python."""
-
-
 @dataclass(frozen=True)
-class SweepResult(SavedJson, Displayable):
+class SweepResult(Measurements, SavedJson, Displayable):
     """All measurements of a sweep; displays itself in a notebook."""
 
     FORMAT: ClassVar[SavedFormat] = SavedFormat("dsexplore sweep", 1, "sweep", "SweepResult.save")
 
-    disk: Disk
-    conditions: Conditions
-    measured: tuple[RoundSlice, ...]
-    references: tuple[Reference, ...] = ()
-    control: AioConfig = field(default_factory=AioConfig)
-    bytes_written: int = 0
-    """Bytes that the sweep wrote to the disk, which count against the drive's endurance."""
-    elapsed: float = 0.0
-    interrupted: bool = False
-    """True if Ctrl-C ended the sweep."""
-    unfinished_round: int | None = None
-    """Number of the round that Ctrl-C interrupted; None if it interrupted none."""
-    spent: bool = False
-    """True if the sweep ended because it reached its limit of bytes to write."""
-
     def __repr__(self) -> str:
         what = " and ".join(self.operations) or "nothing"
         return f"<SweepResult: {format_count(len(self.measured), 'slice')} of {what} on {self.disk.label}>"
-
-    @property
-    def operations(self) -> list[str]:
-        """``read``, ``write`` or both, as measured."""
-        return [op for op in ("read", "write") if any(m.sample.operation == op for m in self.measured)]
-
-    @property
-    def deciding(self) -> tuple[RoundSlice, ...]:
-        """Slices that decide: those of the finished rounds of the finals; all if there is none."""
-        finals = tuple(m for m in self.measured if m.phase == "finals" and m.round != self.unfinished_round)
-        return finals or self.measured
-
-    @cached_property
-    def rounds(self) -> Rounds:
-        """Mixed rate of each setting as a ratio to the control's, in each deciding round."""
-        return mixed_ratios(self.deciding, self.control, self.conditions.read_share)
 
     def best(self) -> Best:
         """Return the cheapest setting tied with the fastest, or the default unless that is surely worth it.
@@ -112,10 +39,6 @@ class SweepResult(SavedJson, Displayable):
             UsageError: the sweep was interrupted before any setting was measured beside the control.
         """
         return recommend(self)
-
-    def mixed_rate(self, config: AioConfig) -> float:
-        """Return the median bytes per second of one setting for the user's mix of reads and writes."""
-        return mixed_rate([m for m in self.deciding if m.sample.config == config], self.conditions.read_share)
 
     def rate_interval(self) -> Interval:
         """Return the recommended setting's bytes per second for the user's mix: the mean of the rounds, with interval.

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.choice import contenders
+from dsexplore._internal.aio.sweeps.choice import contenders, recommend
 from dsexplore._internal.aio.sweeps.measure import Sample
+from dsexplore._internal.aio.sweeps.measurements import Measurements
 from dsexplore._internal.aio.sweeps.reference_rates import advice_lines, memory_lines
 from dsexplore._internal.aio.sweeps.result_rows import shared_sizes
 from dsexplore._internal.aio.sweeps.rounds import by_transfer
 from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
 from dsexplore._internal.units import format_bytes, format_rate, format_rate_range
-
-if TYPE_CHECKING:
-    from dsexplore._internal.aio.sweeps.result import SweepResult
 
 _MOST_OTHERS = 8
 """Number of other settings that are written out."""
@@ -23,14 +20,14 @@ _FASTER_THAN_DRIVES = 7.5e9
 """Bytes per second that no drive on four lanes of PCIe 4.0 exceeds (7.9 GB/s before overhead)."""
 
 
-def what(result: SweepResult) -> str:
+def what(result: Measurements) -> str:
     """Return the disk, and how it was measured, in one line."""
     how = result.conditions
     together = f", {how.processes} processes at once" if how.processes > 1 else ""
     return f"{result.disk.label}; {how.mode} mode by {how.backend} (loop in {how.loop}){together}"
 
 
-def remarks(result: SweepResult) -> Iterator[str]:
+def remarks(result: Measurements) -> Iterator[str]:
     """Yield what was measured together, and why less was measured than was asked for."""
     how = result.conditions
     if how.further_folders:
@@ -44,11 +41,11 @@ def remarks(result: SweepResult) -> Iterator[str]:
         yield f"Ended when the {limit} that may be written were used up: raise max_written for more rounds."
 
 
-def rate_lines(result: SweepResult) -> Iterator[str]:
+def rate_lines(result: Measurements) -> Iterator[str]:
     """Yield the settings tied with the fastest, and the recommended setting's rates in each direction."""
     if not result.rounds:
         return
-    best = result.best()
+    best = recommend(result)
     if len(best.tied) > 1:
         yield f"Less than 5 % apart, the cheapest first: {'; '.join(map(str, best.tied))}."
     chosen = by_transfer(m for m in result.deciding if m.sample.config == best.config)
@@ -61,7 +58,7 @@ def rate_lines(result: SweepResult) -> Iterator[str]:
     yield f"{format_bytes(result.bytes_written)} written{overwritten} in {result.elapsed:.0f} s"
 
 
-def _samples(result: SweepResult, config: AioConfig, operation: str) -> list[Sample]:
+def _samples(result: Measurements, config: AioConfig, operation: str) -> list[Sample]:
     """Return the deciding measurements of one setting in one direction."""
     samples = (m.sample for m in result.deciding)
     return [sample for sample in samples if (sample.config, sample.operation) == (config, operation)]
@@ -82,7 +79,7 @@ def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
     )
 
 
-def _host_cache_lines(result: SweepResult, writes: Sequence[Sample]) -> Iterator[str]:
+def _host_cache_lines(result: Measurements, writes: Sequence[Sample]) -> Iterator[str]:
     """Yield a sentence if writes to a virtual disk are durable faster than drives write."""
     if not result.disk.is_virtual or not writes:
         return
@@ -94,10 +91,10 @@ def _host_cache_lines(result: SweepResult, writes: Sequence[Sample]) -> Iterator
         )
 
 
-def other_lines(result: SweepResult) -> Iterator[str]:
+def other_lines(result: Measurements) -> Iterator[str]:
     """Yield the gain of huge pages, the other finalists, the references' rates, and why one did not run."""
     yield from memory_lines(result.references, result.operations)
-    chosen = result.best().config if result.rounds else result.control
+    chosen = recommend(result).config if result.rounds else result.control
     yield from advice_lines(result.references, result.operations, chosen, result.control)
     if result.rounds:
         yield from _finalist_lines(result, chosen)
@@ -108,7 +105,7 @@ def other_lines(result: SweepResult) -> Iterator[str]:
         yield f"{name} did not run: {' '.join(reason.split())}"
 
 
-def _finalist_lines(result: SweepResult, chosen: AioConfig) -> Iterator[str]:
+def _finalist_lines(result: Measurements, chosen: AioConfig) -> Iterator[str]:
     """Yield a line for each setting that stayed to the end beside the recommended one, the fastest first."""
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in contenders(result).items()}
     others = sorted(means.keys() - {chosen}, key=lambda config: -means[config].value)
@@ -121,7 +118,7 @@ def _finalist_lines(result: SweepResult, chosen: AioConfig) -> Iterator[str]:
         yield f"… and {len(others) - _MOST_OTHERS} slower settings"
 
 
-def differences(result: SweepResult, other: SweepResult) -> Iterator[str]:
+def differences(result: Measurements, other: Measurements) -> Iterator[str]:
     """Yield sentences on differences in how two sweeps measured, which alone may make their rates differ."""
     mine, theirs = result.conditions, other.conditions
     if set(mine.transfers) != set(theirs.transfers):

@@ -22,8 +22,8 @@ from dsexplore._internal.aio.pool import Pool, TransferJob
 from dsexplore._internal.aio.staging import memory_of
 from dsexplore._internal.aio.sweeps import search
 from dsexplore._internal.aio.sweeps.measure import Bench, Mode, Operation
+from dsexplore._internal.aio.sweeps.measurements import Conditions
 from dsexplore._internal.aio.sweeps.probe import probed_rate
-from dsexplore._internal.aio.sweeps.result import Conditions
 from dsexplore._internal.aio.sweeps.scratch import Scratch
 from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore._internal.errors import UsageError
