@@ -1,7 +1,8 @@
 """Run the tests on several versions of torch, each in an environment of its own, and print a table.
 
 ``make versions TORCH="2.9.1 2.15.0"`` does this. Left out are the tests that say least of torch and cost most: of the
-browser, the notebooks, other people's frameworks and the packaging, which `make test` and `make frameworks` run.
+browser, the notebooks, other people's frameworks and the packaging, which `make test` and `make frameworks` run; and,
+unless ``--all`` is given, what `says_nothing_of_torch` picks. The rows of a document are of ``--all``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = ("tests/browser", "tests/frameworks", "tests/test_packaging.py")
+AFTER_TORCH = ("aio", "analysis", "cost", "trace", "views")
+"""Rooms that work on what other rooms recorded, or on a disk: most of their tests would say the same on each torch."""
+OF_SOURCES = ("test_docstrings.py", "test_floors.py", "test_mirror.py", "test_run_versions.py")
+"""Tests that read sources alone."""
+ASKS_TORCH = re.compile(
+    r"""\b(?:import|from)\ torch\b        # uses torch, be it in the text of a program
+    | \(\s*"torch\.                     # importorskip("torch.…")
+    | \btorch_at_least\b | \btorch_internals\b
+    | \brank_server\b | \brun_ranks\b   # starts real ranks""",
+    re.MULTILINE | re.VERBOSE,
+)
 OF_TORCH = ("torch==", "setuptools==")
 """What a version of torch chooses itself: 2.11 refuses a newer setuptools."""
 TABLE = re.compile(r"<!-- table -->.*<!-- end of table -->", re.DOTALL)
@@ -72,7 +84,22 @@ def environment(torch: str, python: str, folder: Path) -> Path:
     return interpreter
 
 
-def run(interpreter: Path, torch: str, arguments: list[str], again: bool = False) -> Result:
+def says_nothing_of_torch(path: Path) -> bool:
+    """Return True for a test file of the rooms `AFTER_TORCH` that neither uses torch itself nor starts ranks, and for
+    the files `OF_SOURCES`."""
+    place = path.relative_to(ROOT / "tests").parts
+    if place[0] in AFTER_TORCH:
+        return not ASKS_TORCH.search(path.read_text(encoding="utf-8"))
+    return len(place) == 1 and path.name in OF_SOURCES
+
+
+def left_out(everything: bool) -> list[str]:
+    """Return the paths of tests that are not run, from the root of the repository."""
+    files = [] if everything else filter(says_nothing_of_torch, (ROOT / "tests").rglob("test_*.py"))
+    return [*LEFT_OUT, *sorted(str(path.relative_to(ROOT)) for path in files)]
+
+
+def run(interpreter: Path, torch: str, arguments: list[str], again: bool = False, everything: bool = False) -> Result:
     """Run the tests with that Python, and return what they said.
 
     Args:
@@ -81,14 +108,16 @@ def run(interpreter: Path, torch: str, arguments: list[str], again: bool = False
         arguments: tests and options of pytest; all tests where empty.
         again: run the files in which a test failed last time, instead of the tests that `arguments` name, and return
             the result of that whole run with what they say now.
+        everything: run also the files that say nothing of torch; where `arguments` names tests, these are run anyway.
     """
+    everything = everything or again or bool(arguments)
     kept = interpreter.parents[1] / "report.xml"
     report = kept.with_name("again.xml") if again else kept
     report.unlink(missing_ok=True)
     if again:
         arguments = failed_files(kept)
     command = [str(interpreter), "-m", "pytest", "-m", "not browser", f"--junit-xml={report}", "-q"]
-    command += [f"--ignore={path}" for path in LEFT_OUT]
+    command += [f"--ignore={path}" for path in left_out(everything)]
     command += ["--numprocesses", "2", "--dist", "loadfile", *(arguments or ["tests"])]
     finished = subprocess.run(command, cwd=ROOT, env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}, check=False)
     version = "import sys, torch; print(torch.__version__.split('+')[0], '%d.%d' % sys.version_info[:2])"
@@ -170,17 +199,23 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="run the files that had failures in the last run, and count the rest as then",
     )
+    parser.add_argument("--all", action="store_true", help="run also the tests that would say the same on each torch")
     parser.add_argument("tests", nargs="*", help="tests to run, and pytest's options after --; all where left out")
     options = parser.parse_args(argv)
+    if options.write and not options.all:
+        parser.error("--write needs --all: the rows of a document count all tests")
     results = []
     for torch in options.torch:
-        results.append(run(environment(torch, options.python, options.folder), torch, options.tests, options.again))
+        interpreter = environment(torch, options.python, options.folder)
+        results.append(run(interpreter, torch, options.tests, options.again, options.all))
     rows = [result.row() for result in results]
     if options.write:
         options.write.write_text(rewritten(options.write.read_text(encoding="utf-8"), rows), encoding="utf-8")
     print(table(rows))
     for result in results:
         print(f"torch {result.torch}: {result.passed} passed, {result.failed} failed, {result.skipped.total()} skipped")
+    if not (options.all or options.again or options.tests):
+        print(f"{len(left_out(False)) - len(LEFT_OUT)} files of tests that say nothing of torch were left out: --all")
     return int(any(result.status for result in results))
 
 

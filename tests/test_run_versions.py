@@ -6,6 +6,7 @@ Modules: none of the package.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -44,14 +45,54 @@ def test_the_table_is_written_into_a_document(
     monkeypatch.setattr(
         run_versions,
         "run",
-        lambda interpreter, torch, tests, again: run_versions.Result(torch, "3.11", 1234, 0, Counter(), 0),
+        lambda interpreter, torch, tests, again, everything: run_versions.Result(torch, "3.11", 1234, 0, Counter(), 0),
     )
-    assert run_versions.main(["--torch", "2.9.1", "2.15.0", "--write", str(document)]) == 0
+    assert run_versions.main(["--torch", "2.9.1", "2.15.0", "--all", "--write", str(document)]) == 0
     rows = [line for line in document.read_text().splitlines() if line.startswith("| 2.")]
     assert rows == ["| 2.9.1 | 3.11 | 1,234 | 0 | 0 | none |", "| 2.15.0 | 3.11 | 1,234 | 0 | 0 | none |"]
     assert document.read_text().startswith("before\n")
     assert document.read_text().endswith("after\n")
     assert "torch 2.9.1: 1234 passed, 0 failed, 0 skipped" in capsys.readouterr().out
+
+
+def test_only_a_run_of_all_tests_is_written_into_a_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_versions.main(["--torch", "2.15.0", "--write", str(tmp_path / "versions.md")])
+    assert "--write needs --all" in capsys.readouterr().err
+
+
+TESTS = PATH.parent
+USES_TORCH = (
+    "analysis/test_advice.py",
+    "analysis/hangs/test_torchs_own_cases.py",
+    "analysis/hangs/test_saved_hangs.py",
+    "aio/test_handle.py",
+    "cost/test_traced_rank.py",
+    "trace/importers/test_profiles.py",
+)
+OTHER_ROOMS = ("test_imports.py", "test_public_names.py", "worlds/scripts/test_distinct_ranks.py")
+
+
+@pytest.mark.parametrize("path", USES_TORCH + OTHER_ROOMS)
+def test_what_asks_torch_runs_on_each_version(path: str) -> None:
+    assert not run_versions.says_nothing_of_torch(TESTS / path)
+
+
+def test_what_a_version_of_torch_skips_is_run_on_each() -> None:
+    """A file that is skipped on some version shows that it depends on torch: none may be left out."""
+    marked = [
+        path
+        for path in TESTS.rglob("test_*.py")
+        if re.search(r"needs?_torch|torch_at_least\(|torch\.__version__|importorskip\(\s*\"torch", path.read_text())
+    ]
+    assert len(marked) > 20
+    assert [path for path in marked if path != Path(__file__) and run_versions.says_nothing_of_torch(path)] == []
+
+
+def test_rooms_after_torch_leave_out_nothing_where_all_is_asked() -> None:
+    some = set(run_versions.left_out(False))
+    assert {"tests/views/trace/test_trace_view.py", "tests/aio/sweeps/test_statistics.py"} <= some
+    assert run_versions.left_out(True) == list(run_versions.LEFT_OUT)
 
 
 def test_files_that_failed_are_run_again_and_replace_what_the_report_said(tmp_path: Path) -> None:
