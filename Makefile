@@ -7,6 +7,11 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 	$(name) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $(name))))
 
 BIN := $(VENV)/bin
+# Processes that share the tests, each of which takes whole files, as fixtures of a file are dear. Many tests wait for other
+# processes: three keep two cores at work.
+PROCESSES ?= 3
+# Without compiled files each of the processes that tests start would compile the package anew, and pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
 .PHONY: help lab test check package release notebooks docs frameworks versions canary mutants measure clean
@@ -28,10 +33,9 @@ help:
 lab: $(VENV)/.lab
 	$(BIN)/dsexplore lab $(ARGS)
 
-# In two processes, each of which takes whole files of tests, as fixtures of a file are dear.
 test: check package
 	TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m pytest --nbval --nbval-current-env \
-		--numprocesses 2 --dist loadfile --no-loadscope-reorder tests notebooks $(ARGS)
+		--numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder tests notebooks $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -118,7 +118,7 @@ def run(interpreter: Path, torch: str, arguments: list[str], again: bool = False
         arguments = failed_files(kept)
     command = [str(interpreter), "-m", "pytest", "-m", "not browser", f"--junit-xml={report}", "-q"]
     command += [f"--ignore={path}" for path in left_out(everything)]
-    command += ["--numprocesses", "2", "--dist", "loadfile", *(arguments or ["tests"])]
+    command += ["--numprocesses", os.environ.get("PROCESSES", "3"), "--dist", "loadfile", *(arguments or ["tests"])]
     finished = subprocess.run(command, cwd=ROOT, env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}, check=False)
     version = "import sys, torch; print(torch.__version__.split('+')[0], '%d.%d' % sys.version_info[:2])"
     printed = subprocess.run([str(interpreter), "-c", version], check=True, capture_output=True, text=True).stdout
