@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -74,6 +75,18 @@ def test_it_is_known_where_tables_of_single_kernels_are() -> None:
     assert not is_known_alone("bfloat16", (), "", H100)
     assert not is_known_alone("bfloat16", shape, "aligned to 2 bytes", H100)
     assert not is_known_alone("bfloat16", shape, "", Cluster.load("mi300x"))
+
+
+@pytest.mark.parametrize("dtype", list(BYTES)[1:])
+@pytest.mark.parametrize("m", [1, 256, 8192])
+def test_narrow_products_of_a_gpu_that_nobody_looked_at_have_a_wider_range(m: int, dtype: str) -> None:
+    """The same GPU, named as of a generation without a burst."""
+    widths = []
+    for cluster in (B200, replace(B200, generation="rtx-blackwell")):
+        assert is_known_alone(dtype, (1, m, 4096, 4096), "", cluster)
+        low, high = (alone(m, 4096, 4096, dtype, cluster, arithmetic=one, start=one) for one in (0.8, 1.25))
+        widths.append(high / low)
+    assert 1 < widths[0] < widths[1]
 
 
 def test_heat_rises_from_a_thousandth_of_a_second_to_a_hundredth() -> None:
