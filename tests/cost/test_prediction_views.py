@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from dsexplore._internal.cost.memory.peak_memory import USES
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
@@ -75,7 +76,9 @@ def test_the_timeline_has_a_row_for_each_stream(prediction: Prediction) -> None:
 def test_memory_is_stacked_to_the_peak(prediction: Prediction) -> None:
     figure = prediction.figure(kind="memory")
     tops = [sum(values) for values in zip(*(trace.y for trace in figure.data), strict=True)]
-    assert max(tops) == pytest.approx(prediction.peak.tensors / 2**30)
+    assert figure.layout.yaxis.title.text == "MiB, predicted"
+    assert max(tops) == pytest.approx(prediction.peak.tensors / 2**20)
+    assert [trace.name for trace in figure.data] == [use for use in USES if prediction.peak.curve[use].max()]
 
 
 def test_a_saved_notebook_has_the_streams_and_the_memory_as_drawings(prediction: Prediction) -> None:
@@ -85,11 +88,11 @@ def test_a_saved_notebook_has_the_streams_and_the_memory_as_drawings(prediction:
     assert "tp collectives" in streams
     assert "predicted on DGX H100, rank 0" in streams
     assert '<svg class="still"' in memory
-    assert all(f"{use}</span>" in memory for use in prediction.peak.parts)
+    assert all((f"{use}</span>" in memory) == bool(prediction.peak.curve[use].max()) for use in USES)
     size = int(prediction.cluster.memory.size)
     assert f"of {format_bytes(size)} on rank 0" in memory
     assert ("memory of the GPU" in memory) == (size <= 2 * prediction.peak.tensors), "drawn where it is near"
-    assert "GiB, predicted by program order" in memory
+    assert "MiB, predicted by program order" in memory
 
 
 def test_figures_that_cannot_be_are_refused(prediction: Prediction) -> None:

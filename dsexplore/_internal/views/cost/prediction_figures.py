@@ -32,23 +32,25 @@ def memory(prediction: Prediction) -> Any:
     """Return stacked bytes by use through the step, with the memory of the GPU as a line."""
     curve = prediction.peak.curve
     figure = go.Figure()
+    most = max(curve.select(pl.sum_horizontal(*USES)).to_series(), default=0)
+    scale, unit = (2**30, "GiB") if most >= 2**30 else (2**20, "MiB")
     where = [f"{html.printable(module)} {phase}" for module, phase in curve.select("module", "phase").iter_rows()]
-    for use in USES:
+    for use in (use for use in USES if curve[use].max()):
         figure.add_scatter(
             x=curve["segment"].to_list(),
-            y=(curve[use] / 2**30).to_list(),
+            y=(curve[use] / scale).to_list(),
             name=use,
             mode="lines",
             stackgroup="uses",
             line={"color": MEMORY[use].color, "width": 0.5},
             customdata=where,
-            hovertemplate="%{customdata}<br>%{y:.2f} GiB<extra>" + use + "</extra>",
+            hovertemplate=f"%{{customdata}}<br>%{{y:.3g}} {unit}<extra>{use}</extra>",
         )
-    most, size = max(curve.select(pl.sum_horizontal(*USES)).to_series(), default=0), int(prediction.cluster.memory.size)
+    size = int(prediction.cluster.memory.size)
     if size <= 2 * most:
-        figure.add_hline(size / 2**30, line_dash="dot", annotation_text="memory of the GPU")
+        figure.add_hline(size / scale, line_dash="dot", annotation_text="memory of the GPU")
     figure.update_xaxes(title="program order, in parts between collectives")
-    figure.update_yaxes(title="GiB, predicted", rangemode="tozero")
+    figure.update_yaxes(title=f"{unit}, predicted", rangemode="tozero")
     figure.update_layout(legend=LEGEND_ABOVE)
     return _titled(
         figure,
