@@ -248,7 +248,7 @@ CUT = """async () => {
     if (["auto", "scroll"].includes(style.overflowX)) {
       const borders = parseFloat(style.borderTopWidth) + parseFloat(style.borderBottomWidth);
       const bar = each.offsetHeight - each.clientHeight - borders;
-      if (bar < 1 && !each.matches("pre")) cut.push(`no scroll bar: ${each.className}`);
+      if (bar < 1 && !each.matches("pre")) cut.push(`no scroll bar: ${each.className}: ${each.textContent.slice(0, 40)}`);
       const keyed = each.tabIndex >= 0 || each.querySelector("[tabindex='0'],summary,button,a[href]");
       if (!keyed) cut.push(`no key scrolls ${each.className}`);
     }
@@ -259,7 +259,7 @@ CUT = """async () => {
       range.setStart(texts.currentNode, word.index);
       range.setEnd(texts.currentNode, word.index + word[0].length);
       const lines = new Set([...range.getClientRects()].map((line) => Math.round(line.top)));
-      if (lines.size > 1) cut.push(`broken word: ${word[0]}`);
+      if (lines.size > 1) cut.push(`broken word: ${word[0]} in ${texts.currentNode.data.slice(0, 40)}`);
     }
   }
   return cut;

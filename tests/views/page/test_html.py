@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+import dsexplore
 from dsexplore._internal.views.page import html
 
 
@@ -30,3 +36,44 @@ def test_a_sentence_breaks_long_names_alone() -> None:
     assert html.prose(f"{long} 8 MiB", 0) == f"{long.replace('_', '_<wbr>')} 8 MiB"
     said = html.prose("16 all_reduces of 1.5 MiB in Net.mlp: Input(layouts=(Replicate(),)) & S(0)", 0)
     assert said == "16 all_reduces of 1.5 MiB in Net.<wbr>mlp: Input(<wbr>layouts=(Replicate(),)) &amp; S(0)"
+
+
+_SELECTORS = re.compile(r"(?:^|[{},;/])([^{},;@/]*)(?=[{,])", re.M)
+_CLASS = re.compile(r"\.([A-Za-z][\w-]*)")
+_ATTRIBUTE, _NAME = re.compile(r"class=\\?[\"']([^\"'>]*)"), re.compile(r"[\w-]+")
+_LONGEST_NAMES = 40
+"""Letters of a string that may be a list of classes; of a longer one, those in ``class=`` count."""
+_NOT_OURS = ("jp-", "lm-", "widget-", "marimo-", "plotly", "js-plotly", "main-svg")
+
+
+def _strings(path: Path) -> Iterator[str]:
+    """Yield the strings of a Python file, docstrings too, or the text of another one."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".py":
+        yield text
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _classes() -> tuple[set[str], set[str]]:
+    """Return the classes that a style of the views has a rule for, and those that markup or a script names."""
+    styled: set[str] = set()
+    used: set[str] = set()
+    for path in (Path(dsexplore.__file__).parent / "_internal" / "views").rglob("*.*"):
+        if path.suffix not in (".py", ".js", ".css"):
+            continue
+        for text in _strings(path):
+            if path.suffix == ".css" or (path.suffix == ".py" and "{" in text and re.search(r"\.dsx|^[.@:]", text)):
+                styled |= {name for selector in _SELECTORS.findall(text) for name in _CLASS.findall(selector)}
+            else:
+                named = _ATTRIBUTE.findall(text) if path.suffix == ".py" else [text]
+                used |= set(_NAME.findall(" ".join(named if len(text) > _LONGEST_NAMES else [text])))
+    return styled, used
+
+
+def test_each_class_with_a_style_is_used() -> None:
+    styled, used = _classes()
+    assert len(styled) > 100
+    assert [name for name in sorted(styled - used) if not name.startswith(_NOT_OURS)] == []

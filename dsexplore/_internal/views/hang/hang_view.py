@@ -48,7 +48,7 @@ class HangView(View):
         if self._waits:
             rows = [_cells(ranks, row, report) for ranks, row in self._waits[:most]]
             verb = "waited" if _is_over(report) else "wait"
-            parts.append(html.table([title.format(verb) for title in HEAD], rows, left=(0, 1, 2, 3, 6, 7)))
+            parts.append(html.table([title.format(verb) for title in HEAD], rows, left=(0, 1, 2, 3, 6, 7), stacks=True))
         if len(self._waits) > most:
             parts.append(
                 f'<p class="dim">… and {len(self._waits) - most:,} more calls: <code>waiting</code> has all</p>'

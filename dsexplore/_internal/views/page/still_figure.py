@@ -31,7 +31,7 @@ _TOP, _BOTTOM, _RIGHT = 10, 20, 20
 """Space around the axes, in pixels."""
 _LETTER, _LINE, _RANGE = 6.2, 13, 8
 """Width of a letter, distance of labels below one another, and width of an error bar, in pixels."""
-_LONGEST_LABEL = 44
+_LONGEST_LABEL, _MOST_MARKS = 44, 8  # letters; marks of one line on a narrow page, which has every third of more
 _DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4"}
 _SYMBOLS = {
     "square": "M-3.5-3.5h7v7h-7z",
@@ -41,6 +41,7 @@ _SYMBOLS = {
     "x": "M-4-4L4 4M-4 4L4-4",
     "cross": "M0-5V5M-5 0H5",
 }
+_KEY = '<svg width="34" height="14" aria-hidden="true">'
 _NOTHING = '<p class="dim">nothing to show</p>'
 STYLE = """
 .dsx .chart{max-width:720px;font-size:11px}
@@ -53,7 +54,8 @@ STYLE = """
 .dsx .still .grid{stroke:var(--dsx-line)}
 .dsx .still .limit{stroke:var(--dsx-dim);stroke-dasharray:2 3}
 .dsx .room{container-type:inline-size}
-@container (max-width:520px){.dsx .still .odd{display:none}}
+.dsx .still circle{stroke:var(--dsx-bg)}
+@container (max-width:520px){.dsx .still :is(.odd,.many-marks>svg:not(:nth-last-child(3n+1))){display:none}}
 .dsx .keys span{margin-right:14px;white-space:nowrap}
 .dsx .keys svg{vertical-align:-3px;margin-right:4px}
 .dsx .still-bars{display:grid;grid-template-columns:fit-content(45%) minmax(0,1fr) auto;gap:3px 8px;max-width:720px;
@@ -169,7 +171,9 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
         for trace, of, floor in zip(traces, points, floors, strict=True)
     )
     drawn += f'<svg viewBox="0 0 100 {HEIGHT}" width="100%" height="{HEIGHT}" preserveAspectRatio="none">{lines}</svg>'
-    drawn += "".join(_mark(trace, point, along, down) for trace, of in zip(traces, points, strict=True) for point in of)
+    for trace, of in zip(traces, points, strict=True):
+        many = ' class="many-marks"' if "lines" in (trace.mode or "lines") and len(of) > _MOST_MARKS else ""
+        drawn += f"<g{many}>{''.join(_mark(trace, point, along, down) for point in of)}</g>"
     drawn += _labels([point for point in every if point.label], along, down, left, right, bool(ends))
     titles = [html.escape(_text(axis.title.text)) for axis in (up, across)]
     svg = f'<svg class="still" height="{HEIGHT}" role="img" aria-label="{" by ".join(titles)}">{drawn}</svg>'
@@ -260,7 +264,7 @@ def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     y, top, low = down.at(point.y), down.at(point.high), down.at(point.low)
     color = html.escape(_color(trace))
     box = f'x="{-_RANGE / 2:g}" y="{top:g}" width="{_RANGE}" height="{low - top:g}"'
-    bar = f'<rect {box} fill="{color}" fill-opacity=".6"/>' if point.low < point.high else ""
+    bar = f'<rect {box} fill="{color}"/>' if point.low < point.high else ""
     drawn = bar + _symbol(trace, 0, y, html.escape(point.tooltip, 0))
     return f'<svg x="{along.at(point.x)}%">{drawn}</svg>' if drawn else ""
 
@@ -341,7 +345,7 @@ def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
     color, symbol = html.escape(_color(trace)), trace.marker.symbol or "circle"
     said = f"<title>{title}</title>" if title else ""
     if symbol not in _SYMBOLS:
-        return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{color}">{said}</circle>'
+        return f'<circle cx="{x}" cy="{y}" r="4.5" fill="{color}">{said}</circle>'
     paint = f'stroke="{color}" stroke-width="2"' if symbol in ("x", "cross") else f'fill="{color}"'
     return f'<path d="{_SYMBOLS[symbol]}" transform="translate({x} {y})" {paint}>{said}</path>'
 
@@ -351,11 +355,7 @@ def _keys(traces: Sequence[Any]) -> str:
     named = [trace for trace in traces if trace.name and trace.showlegend is not False and len(_values(trace.x))]
     if len(named) < 2 or all(trace.type == "scatter" and trace.name in _values(trace.text)[-1:] for trace in named):
         return ""
-    keys = (
-        f'<span><svg width="34" height="14" aria-hidden="true">{_key(trace)}</svg>'
-        f"{html.escape(_text(trace.name))}</span>"
-        for trace in named
-    )
+    keys = (f"<span>{_KEY}{_key(trace)}</svg>{html.escape(_text(trace.name))}</span>" for trace in named)
     return f'<p class="keys">{" ".join(keys)}</p>'
 
 

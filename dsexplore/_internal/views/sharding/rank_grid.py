@@ -201,9 +201,9 @@ def held_table(shown: Sharding, tensor: PlacedTensor) -> str:
     groups = shown.shapes(tensor)
     rows = [_held_row(shown, tensor, group) for group in groups[:MOST_GROUPS]]
     more = len(groups) - len(rows)
-    return html.table(("ranks", "how many", "hold", "bytes each", "for example"), rows, left=(0, 2, 4), wrap=(0, 4)) + (
-        f'<p class="dim">and {more:,} more kinds: see to_frame()</p>' if more else ""
-    )
+    head = ("ranks", "how many", "hold", "bytes each", "for example")
+    table = html.table(head, rows, left=(0, 2, 4), wrap=(0, 4), stacks=True)
+    return table + (f'<p class="dim">and {more:,} more kinds: see to_frame()</p>' if more else "")
 
 
 def _held_row(shown: Sharding, tensor: PlacedTensor, group: RankGroup) -> tuple[str, ...]:
