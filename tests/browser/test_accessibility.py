@@ -248,7 +248,8 @@ CUT = """async () => {
     if (["auto", "scroll"].includes(style.overflowX)) {
       const borders = parseFloat(style.borderTopWidth) + parseFloat(style.borderBottomWidth);
       const bar = each.offsetHeight - each.clientHeight - borders;
-      if (bar < 1 && !each.matches("pre")) cut.push(`no scroll bar: ${each.className}: ${each.textContent.slice(0, 40)}`);
+      const said = each.textContent.slice(0, 40);
+      if (bar < 1 && !each.matches("pre")) cut.push(`no scroll bar: ${each.className}: ${said}`);
       const keyed = each.tabIndex >= 0 || each.querySelector("[tabindex='0'],summary,button,a[href]");
       if (!keyed) cut.push(`no key scrolls ${each.className}`);
     }
