@@ -34,7 +34,7 @@ def test_the_text_names_place_and_moments(history: ParameterHistory) -> None:
         "FSDPSequential.0.weight: 8 × 8, float32, S(0) on dp=4: 64 B of 256 B on each rank; "
         "FSDP gathers it with FSDPSequential"
     ).replace("FSDPSequential", history.name.partition(".")[0])
-    assert verdict == "  For it a step sends 384 B on the wire in 2 collectives."
+    assert verdict == "  For this parameter a step sends 384 B on the wire in 2 collectives."
     assert [line.partition(",")[0] for line in lines] == [
         "  1. gathered in forward: all_gather over dp",
         "  2. used in forward",

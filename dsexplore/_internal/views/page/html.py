@@ -167,7 +167,7 @@ def axis_key(axis: str, longest: int = LONGEST_NAME) -> str:
     """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
     letters = theme.axis_mark(axis).letter
     swatch = f'<span class="key a{theme.axis_number(axis)}">{escape(letters)}</span>'
-    return swatch if letters == axis else f"{swatch} {name(axis, longest)}"
+    return swatch if letters == axis else f"{swatch} {parted(axis, longest)}"
 
 
 def parted(text: object, longest: int = LONGEST_NAME) -> str:

@@ -85,7 +85,7 @@ def _verdict(history: ParameterHistory) -> str:
     words = "on the wire" if history.sizes == "wire" else "in messages"
     together = int(sent["with_parameters"].max() or 1)  # type: ignore[arg-type]  # of integers
     shared = f", shared with up to {format_count(together - 1, 'other parameter')}" if together > 1 else ""
-    return f"For it a step sends {size} {words} in {format_count(sent.height, 'collective')}{shared}."
+    return f"For this parameter a step sends {size} {words} in {format_count(sent.height, 'collective')}{shared}."
 
 
 def _note(history: ParameterHistory) -> str:

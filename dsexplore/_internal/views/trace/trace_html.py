@@ -235,6 +235,6 @@ def _header(tables: Tables) -> str:
     if tables.info.stands_for:
         notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))
     notes += [*tables.info.notes, *naming_notes(tables)]
-    lines = [f"<p><b>Trace</b> {html.escape(_summary(tables), 0)}</p>"]
+    lines = [f"<p><b>Trace</b> {html.prose(_summary(tables), 0)}</p>"]
     lines += [f'<p class="dim">{html.escape(line, LONGEST_NOTE)}</p>' for line in notes]
     return "".join(lines)
