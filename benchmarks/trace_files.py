@@ -3,9 +3,10 @@
 Run it from the repository's root: ``python -m benchmarks.trace_files``. Goals, printed beside what was measured:
 1,000,000 events load within 1 s and are summed up within 0.2 s each; a 126-layer step's file is at most 5 MB.
 
-A process of its own loads the file, and asks for findings, headline, the view and the timeline, one after another; its
-peak memory is printed after each. Goals: 1,000,000 events take at most 0.7 GB up to the headline; of 5,000,000
-(``--events 5000000``), findings and headline take at most 3 s each, and 2 GB. ``--only-apart`` measures this alone.
+A process of its own (`trace_apart.py`) loads the file, and asks for findings, headline, the view and the timeline,
+one after another; its peak memory is printed after each. Goals: 1,000,000 events take at most 0.7 GB up to the
+headline; of 5,000,000 (``--events 5000000``), findings and headline take at most 3 s each, and 2 GB. ``--only-apart``
+measures this alone.
 Seconds are wall time; those of the processor follow, which show what a busy machine does not.
 """
 
@@ -125,33 +126,9 @@ def measured(trace: Trace, folder: Path, repeats: int) -> list[tuple[str, float,
     return rows
 
 
-def apart(file: Path) -> None:
-    """Print what a fresh process needs for a file: seconds, those of the processor, and its peak memory so far."""
-    steps: dict[str, Callable[[Any], Any]] = {
-        "load": lambda _: load(file),
-        "findings": lambda trace: (trace, len(trace.findings()))[0],
-        "headline": lambda trace: (trace, len(trace.headline().sentences))[0],
-        "view": lambda trace: (trace, trace._repr_mimebundle_())[0],
-        "timeline": lambda trace: trace.timeline()._repr_mimebundle_(),
-    }
-    value: Any = None
-    for name, step in steps.items():
-        wall, processor = time.perf_counter(), time.process_time()
-        value = step(value)
-        took = time.perf_counter() - wall, time.process_time() - processor
-        peak = peak_memory() / 1e9
-        print(json.dumps({"step": name, "seconds": took[0], "processor": took[1], "peak": peak}), flush=True)
-
-
-def peak_memory() -> int:
-    """Return the most bytes of memory that this program has had; `resource` counts those of its parent before, too."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
-
-
 def measured_apart(file: Path, events: int) -> list[str]:
-    """The lines of `apart`, in a process of its own, beside the goals for that many events."""
-    command = [sys.executable, "-m", "benchmarks.trace_files", "--apart", str(file)]
+    """The lines of `trace_apart`, in a process of its own, beside the goals for that many events."""
+    command = [sys.executable, "-m", "benchmarks.trace_apart", str(file)]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     lines = []
     for row in map(json.loads, printed.splitlines()):
@@ -218,11 +195,7 @@ def main() -> None:
     arguments.add_argument("--events", type=int, default=1_000_000)
     arguments.add_argument("--repeats", type=int, default=5)
     arguments.add_argument("--only-apart", action="store_true", help="measure only the process of its own")
-    arguments.add_argument("--apart", type=Path, help="be that process, for this file")
     given = arguments.parse_args()
-    if given.apart:
-        apart(given.apart)
-        return
     if given.only_apart:
         with tempfile.TemporaryDirectory() as scratch:
             file = synthetic(given.events).save(Path(scratch) / "large.parquet")
