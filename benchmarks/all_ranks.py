@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from programs_of_libraries import library_programs
 from programs_of_ranks import FORKS, RANKS, Program, programs
 
 import dsexplore
@@ -51,7 +52,7 @@ def sent(program: Program) -> list[Any]:
 
 def chosen(only: Sequence[str]) -> dict[str, Program]:
     """Return the programs whose name contains one of these texts."""
-    return {name: program for name, program in programs() if any(part in name for part in only)}
+    return {name: program for name, program in (*programs(), *library_programs()) if any(part in name for part in only)}
 
 
 def real(rank: int, folder: str, only: Sequence[str]) -> None:

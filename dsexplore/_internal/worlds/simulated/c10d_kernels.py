@@ -231,7 +231,7 @@ def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
         watch.check_group(group)
         call = C10dCall(op, group, group.size(), group.rank(), arguments, args[0])
         with torch.no_grad(), no_torch_function():
-            check_call(set_up.backend_of(group), op, arguments)
+            check_call(set_up.backend_of(group), op, arguments, call.size)
             if has_memory:
                 rule.write(call)
         if rule.mark is not None and call.size > 1 and call.is_root != rule.root_sends:

@@ -7,7 +7,7 @@ of ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,24 +33,36 @@ _CPP_NAMES = {
 }
 
 
-def check_call(backend: str, op: str, arguments: Mapping[str, Any]) -> None:
+def check_call(backend: str, op: str, arguments: Mapping[str, Any], size: int) -> None:
     """Check that a backend supports a call of a c10d op.
 
     Args:
         backend: of the group; backends other than `GLOO` and `NCCL` accept everything.
         op: ``"allreduce_"``.
         arguments: of the op, by name.
+        size: number of ranks of the group.
 
     Raises:
         RuntimeError, TypeError, ValueError: it does not; the class is torch's.
     """
     if backend == GLOO:
-        _check_gloo(op, arguments)
+        _check_gloo(op, arguments, size)
     elif backend in (NCCL, "cuda:nccl"):
-        _check_nccl(op, arguments)
+        _check_nccl(op, arguments, size)
+    if op == "alltoall_base_" and backend in (GLOO, NCCL, "cuda:nccl"):
+        _check_splits(arguments["input"], arguments["input_split_sizes"], size)
+        _check_splits(arguments["output"], arguments["output_split_sizes"], size)
 
 
-def _check_gloo(op: str, arguments: Mapping[str, Any]) -> None:
+def _check_splits(tensor: torch.Tensor, splits: Sequence[int], size: int) -> None:
+    """Raise torch's error for splits that are not those of a tensor; without splits it is divided evenly."""
+    if splits and len(splits) != size:
+        raise RuntimeError("Number of tensor splits not equal to group size")
+    if splits and sum(splits) != tensor.shape[0]:
+        raise RuntimeError("Split sizes doesn't match total dim 0 size")
+
+
+def _check_gloo(op: str, arguments: Mapping[str, Any], size: int) -> None:
     reduction = _reduction(arguments)
     for tensor in _tensors(arguments.values()):
         if tensor.is_sparse:
@@ -62,17 +74,25 @@ def _check_gloo(op: str, arguments: Mapping[str, Any]) -> None:
             continue
         if op in _MESSAGES:
             if not tensor.is_contiguous():
-                raise RuntimeError(f"{'input' if op == 'send' else 'output'} tensor has to be contiguous")
+                raise RuntimeError("input tensor has to be contiguous")
         elif op == "alltoall_base_" and not tensor.is_contiguous():
             raise ValueError("Tensors must be contiguous")
         elif tensor.dtype not in _DTYPES or (op == "gather_" and tensor.is_complex()):
             raise RuntimeError(f"Invalid scalar type: gloo has no {op.strip('_')} of {tensor.dtype}")
         if reduction:
             _check_gloo_reduction(op, reduction, tensor)
-    if op in ("allgather_", "gather_"):
-        _check_parts(op, arguments["output_tensors"], arguments["input_tensors"])
-    elif op == "_allgather_base_":
-        _check_whole(arguments["output_tensor"], arguments["input_tensor"])
+    try:
+        _check_root_and_lists("ProcessGroupGloo", op, arguments, size)
+    except ValueError as error:  # NCCL's class
+        raise RuntimeError(str(error)) from None
+    if op == "_allgather_base_":
+        _check_whole(arguments["output_tensor"], arguments["input_tensor"], size)
+    elif op == "_reduce_scatter_base_":
+        _check_reduced(arguments["input_tensor"], arguments["output_tensor"], size)
+    elif op == "alltoall_base_":
+        has_splits = arguments["input_split_sizes"] or arguments["output_split_sizes"]
+        if not has_splits and arguments["input"].numel() != arguments["output"].numel():
+            raise RuntimeError("all_to_all_single: gloo enforces in->size == out->size where no splits are given")
 
 
 def _check_gloo_reduction(op: str, reduction: str, tensor: torch.Tensor) -> None:
@@ -85,27 +105,84 @@ def _check_gloo_reduction(op: str, reduction: str, tensor: torch.Tensor) -> None
         raise RuntimeError(f"result type Float can't be cast to the desired output type {_cpp_name(tensor.dtype)}")
 
 
-def _check_parts(op: str, outputs: Iterable[Iterable[torch.Tensor]], inputs: Iterable[torch.Tensor]) -> None:
-    for gathered, part in zip(outputs, inputs, strict=False):
-        for index, tensor in enumerate(gathered):
+_WHOLE_AND_PART = {  # op: the argument with a part for each rank, and the one with this rank's part
+    "allgather_": ("output_tensors", "input_tensors"),
+    "gather_": ("output_tensors", "input_tensors"),
+    "scatter_": ("input_tensors", "output_tensors"),
+    "reduce_scatter_": ("input_tensors", "output_tensors"),
+}
+
+
+def _check_root_and_lists(backend: str, op: str, arguments: Mapping[str, Any], size: int) -> None:
+    """Check that the root exists, and that there is a part of one shape for each rank.
+
+    Args:
+        backend: as torch's messages begin.
+        op: ``"scatter_"``.
+        arguments: of the op, by name.
+        size: number of ranks of the group.
+
+    Raises:
+        ValueError: it is not so.
+    """
+    name = op.strip("_")
+    root = arguments.get("root_rank", 0)
+    if not 0 <= root < size:
+        raise ValueError(f"{backend}::{name}: invalid root rank: {root}")
+    if op not in _WHOLE_AND_PART:
+        return
+    whole, own = _WHOLE_AND_PART[op]
+    for parts, part in zip(arguments[whole], arguments[own], strict=False):
+        if len(parts) != size:
+            raise ValueError(f"{backend}::{name}: {_wrong_length(name, whole.partition('_')[0], len(parts), size)}")
+        for index, tensor in enumerate(parts):
             if tensor.shape != part.shape:
-                name = "all_gather" if op == "allgather_" else "gather"
-                raise RuntimeError(
-                    f"{name}: gloo takes parts of one shape, and tensor {index} of the list is {tuple(tensor.shape)} "
-                    f"where this rank's part is {tuple(part.shape)}; NCCL takes any shapes"
+                where = "" if op in ("gather_", "scatter_") else ": gloo takes parts of one shape, NCCL any"
+                raise ValueError(
+                    f"{backend}::{name}: invalid tensor size at index {index} (expected {_sizes(part)}, got "
+                    f"{_sizes(tensor)}){where}"
                 )
 
 
-def _check_whole(whole: torch.Tensor, part: torch.Tensor) -> None:
+def _wrong_length(name: str, side: str, length: int, size: int) -> str:
+    if name == "allgather":
+        return f"invalid output tensor list at index 0 (expected length {size}, got {length})"
+    should = f"{side.capitalize()} list size should be {size}, same as size of the process group."
+    return f"Incorrect {side} list size {length}. {should}"
+
+
+def _check_whole(whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
     """Raise gloo's error if `whole` is not a concatenation of parts along the first dim, along which gloo gathers."""
-    if part.dim() == 0 or whole.dim() != part.dim() or whole.shape[1:] != part.shape[1:]:
+    if whole.dtype != part.dtype:
         raise RuntimeError(
-            f"all_gather_into_tensor: gloo gathers along the first dim, and the output is {tuple(whole.shape)} where "
-            f"this rank's part is {tuple(part.shape)}; NCCL takes any shape of as many elements"
+            f"ProcessGroupGloo::allgather: invalid tensor type at index 0 (expected {part.dtype}, got {whole.dtype})"
+        )
+    if part.dim() == 0 or whole.shape != (size * part.shape[0], *part.shape[1:]):
+        raise RuntimeError(
+            f"all_gather_into_tensor: gloo gathers {size} parts along the first dim, and the output is "
+            f"{tuple(whole.shape)} where this rank's part is {tuple(part.shape)}; NCCL takes any shape of as many "
+            "elements"
         )
 
 
-def _check_nccl(op: str, arguments: Mapping[str, Any]) -> None:
+def _check_reduced(whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
+    """Raise an error where gloo ends the process: unless `whole` holds as many parts as there are ranks."""
+    if whole.dtype != part.dtype:
+        raise RuntimeError(
+            f"reduce_scatter_tensor: gloo ends the process where the output is {part.dtype} and the input {whole.dtype}"
+        )
+    if part.dim() == 0 or whole.dim() == 0 or whole.shape[0] != size * part.shape[0]:
+        raise RuntimeError(
+            f"reduce_scatter_tensor: gloo ends the process unless the first dim of the input, {tuple(whole.shape)}, is "
+            f"{size} times that of the output, {tuple(part.shape)}"
+        )
+
+
+def _sizes(tensor: torch.Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
+def _check_nccl(op: str, arguments: Mapping[str, Any], size: int) -> None:
     reduction = _reduction(arguments)
     for tensor in _tensors(arguments.values()):
         if tensor.is_sparse:
@@ -120,6 +197,12 @@ def _check_nccl(op: str, arguments: Mapping[str, Any]) -> None:
             _check_nccl_reduction(op, reduction, tensor)
     if op in _MESSAGES:
         return
+    if op in ("gather_", "scatter_"):
+        _check_root_and_lists("ProcessGroupNCCL", op, arguments, size)
+    elif op == "_allgather_base_" and arguments["output_tensor"].dtype != arguments["input_tensor"].dtype:
+        raise TypeError("output tensor must have the same type as input tensor")
+    elif op == "_reduce_scatter_base_" and arguments["output_tensor"].dtype != arguments["input_tensor"].dtype:
+        raise TypeError("input tensor must be the same type as the output tensor.")
     # A list of outputs is gathered into memory of NCCL's own, and copied.
     for tensor in _tensors(value for value in arguments.values() if not _is_list_of_lists(value)):
         if not _is_dense(tensor):

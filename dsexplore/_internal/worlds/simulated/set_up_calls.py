@@ -64,7 +64,7 @@ class SetUpCalls:
     def __init__(self, settings: WorldSettings) -> None:
         self.size, self.rank, self.world = settings.size, settings.rank, str(settings)
         self._target_backend = settings.backend
-        self._shown_backend = "nccl" if settings.has_cuda else "fake"
+        self._shown_backend = settings.backend if settings.hardware is not None else "fake"
         self._backends: dict[str, str] = {}  # by the name of a group: what was asked for
         self.is_strict = self.is_set_up = self.was_initialized = False
 
@@ -104,7 +104,7 @@ class SetUpCalls:
         return self.chosen_backend(group) or self._target_backend
 
     def shown_backend(self, group: dist.ProcessGroup | None) -> str:
-        """Return the result of ``get_backend``: the backend that the program chose, else "nccl" or "fake"."""
+        """Return the result of ``get_backend``: the one that the program chose, else that of the hardware or "fake"."""
         return self.chosen_backend(group) or self._shown_backend
 
 
