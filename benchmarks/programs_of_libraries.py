@@ -1,7 +1,7 @@
 """Programs that four ranks run, for `all_ranks.py`: what torch.distributed brings besides its calls and plans.
 
-Checkpoints written in the background, composable replication, context parallelism, experts with uneven splits, groups
-that become meshes, functions with a backward, compiled collectives, and pipelines without bubbles.
+Checkpoints written in the background, composable replication, experts with uneven splits, groups that become meshes,
+functions with a backward, compiled collectives, and pipelines without bubbles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.distributed._composable import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook import hook_with_zero_step
-from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint import async_save
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,7 +29,7 @@ from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimiz
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.experimental import context_parallel, local_map
+from torch.distributed.tensor.experimental import local_map
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -51,13 +50,6 @@ def replicated(**options: Any) -> None:
     model = blocks()
     replicate(model, **options)
     train(model, 3)
-
-
-def joined_unevenly() -> None:
-    """Train on as many batches as the rank has, one more on each next rank."""
-    wrapped = DistributedDataParallel(blocks())
-    with Join([wrapped]):
-        train(wrapped, 1 + dist.get_rank())
 
 
 def zero_overlapped() -> None:
@@ -165,21 +157,6 @@ def mapped() -> None:
     result.redistribute(mesh, [Replicate(), Replicate()])
 
 
-def ring_attention(*, rotate: str) -> None:
-    """Attend to a sequence of which each rank has a part, forward and backward."""
-    from torch.distributed.tensor.experimental._attention import set_rotate_method
-
-    set_rotate_method(rotate)
-    mesh = line("cp")
-    x, project = torch.ones(1, 32, 16), nn.Linear(16, 3 * 16)
-    with (
-        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
-        context_parallel(mesh, buffers=[x], buffer_seq_dims=[1]),
-    ):
-        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in project(x).chunk(3, -1))
-        nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
-
-
 def without_bubbles(schedule: Any) -> None:
     """Run a pipeline of two stages on each rank whose backward is cut in two."""
     rank = dist.get_rank()
@@ -200,7 +177,6 @@ def library_programs() -> Iterator[tuple[str, Program]]:
     yield "library: a checkpoint in the background", saved_in_background
     yield "library: replicate", replicated
     yield "library: replicate, small buckets", partial(replicated, bucket_cap_mb=0.0005)
-    yield "library: Join, uneven inputs", joined_unevenly
     yield "library: ZeRO overlapped with DDP", zero_overlapped
     yield "library: local SGD", averaged
     for strategy in (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.NO_SHARD):
@@ -213,7 +189,5 @@ def library_programs() -> Iterator[tuple[str, Program]]:
     yield "library: coalesced functional calls", coalesced_gathers
     yield "library: compiled collectives", compiled
     yield "library: local_map", mapped
-    for rotate in ("allgather", "alltoall"):
-        yield f"library: context parallel, {rotate}", partial(ring_attention, rotate=rotate)
     yield "library: interleaved pipeline without bubbles", partial(without_bubbles, ScheduleInterleavedZeroBubble)
     yield "library: V-shaped pipeline without bubbles", partial(without_bubbles, ScheduleZBVZeroBubble)

@@ -42,6 +42,7 @@ RANKS = 4
 FORKS = {
     "ZeRO's states, consolidated": ("message_bytes", "another rank's pickled states are as long as this one's here"),
     "FSDP2, saved": ("message_bytes", "the pickled plan of all ranks is as long as that of one"),
+    "library: a checkpoint in the background": ("message_bytes", "the pickled plan of all ranks is as long as one's"),
 }
 """{program: a column that a simulation cannot know, and why}; the rest is compared."""
 Program = Callable[[], object]
