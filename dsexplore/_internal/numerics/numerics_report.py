@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import polars as pl
 
@@ -32,35 +33,35 @@ TENSORS: dict[str, pl.DataType] = {
 """Columns of `NumericsReport.to_frame`: one row per tensor of the reference, in program order."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class NumericsReport(Displayable):
     """Whether a plan's numbers are the model's, and where they first part beyond rounding."""
 
     same: bool
     """True if the gradients of parameters, and what optimizers made of these, differ by no more than rounding."""
-    module: str | None
-    """Path of the first module whose numbers part; empty for the model itself, None where they are the same."""
-    phase: Phase | None
-    """Where in the step: forward, backward, gradient or optimizer."""
-    ranks: tuple[int, ...]
-    """The ranks whose numbers part there."""
-    reason: Reason | None
-    """What it looks like, a word of `numerics.reasons.match.Reason`; None where no rule fits."""
     sentence: str
     """The result in one sentence or two."""
     tensors: pl.DataFrame
     """All tensors that were compared; columns: `TENSORS`."""
-    step: int | None
-    """The step of the difference, from 0."""
-    parameter: str | None
-    """The parameter, in the phases gradient and optimizer."""
-    change: str
-    """The change to try; empty where none is known."""
     model: str
     """Name of the model's class."""
     mesh: str
     """The mesh as text."""
     world_size: int
+    module: str | None = None
+    """Path of the first module whose numbers part; empty for the model itself, None where they are the same."""
+    phase: Phase | None = None
+    """Where in the step: forward, backward, gradient or optimizer."""
+    ranks: tuple[int, ...] = ()
+    """The ranks whose numbers part there."""
+    reason: Reason | None = None
+    """What it looks like, a word of `numerics.reasons.match.Reason`; None where no rule fits."""
+    step: int | None = None
+    """The step of the difference, from 0."""
+    parameter: str | None = None
+    """The parameter, in the phases gradient and optimizer."""
+    change: str = ""
+    """The change to try; empty where none is known."""
     difference: DifferenceMap | None = None
     """Where the tensor differs in which the numbers first part; None where they are the same, or in dropout's draws."""
     notes: tuple[str, ...] = ()
@@ -85,36 +86,24 @@ def report_of(comparison: Comparison, difference: FirstDifference | None, notes:
     if skipped:
         modules = format_count(skipped, "module")
         notes = (*notes, f"not compared: tensors of {modules}, whose shapes on the ranks fit in no layout")
-    same = NumericsReport(
-        same=True,
-        module=None,
-        phase=None,
-        ranks=(),
-        reason=None,
-        sentence=_same(comparison, model, frame),
+    report = partial(
+        NumericsReport,
         tensors=frame,
-        step=None,
-        parameter=None,
-        change="",
         model=model,
         mesh=str(comparison.mesh),
         world_size=comparison.mesh.size,
         notes=notes,
     )
-    return same if difference is None else _differing(same, comparison, difference)
-
-
-def _differing(same: NumericsReport, comparison: Comparison, difference: FirstDifference) -> NumericsReport:
-    """Return the report on a comparison that differs, made from the one that says that all numbers are the same."""
+    if difference is None:
+        return report(same=True, sentence=_same(comparison, model, frame))
     is_parameter = difference.phase in ("gradient", "optimizer") and difference.name != "parameters"
-    return replace(
-        same,
+    return report(
         same=False,
         module=difference.module,
         phase=difference.phase,
         ranks=difference.ranks,
         reason=difference.match.reason if difference.match is not None else None,
-        sentence=f"{_place(comparison, difference, same.model)} {_looks(difference)}",
+        sentence=f"{_place(comparison, difference, model)} {_looks(difference)}",
         step=difference.step,
         parameter=difference.name if is_parameter else None,
         change=difference.match.change if difference.match is not None else "",

@@ -47,6 +47,8 @@ class SteadySteps:
     """True if every steady step sends the same number of collectives and bytes on each rank."""
     more: Mapping[int, int]
     """{number of each other step: its wire bytes minus the mean of the steady steps, over all ranks}."""
+    of_all_steps: pl.DataFrame
+    """Events of all steps, each with the step that it counts towards: see `in_steps`."""
 
 
 def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySteps:
@@ -80,14 +82,14 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
         sizes.setdefault(step, set()).add((*key, count, size))
         sums[step] += size
     if len(sizes) < 2:
-        return SteadySteps(whole, 1, len(sizes), False, {})
+        return SteadySteps(whole, 1, len(sizes), False, {}, events)
     steady = _largest_repeated(sizes)
     are_equal = bool(steady)
     steady = steady or _largest_repeated(counts) or ({max(sizes)} if len(sizes) == 2 else set(sizes))
     mean = sum(sums[step] for step in steady) // len(steady)
     more = {step: sums[step] - mean for step in sorted(set(sizes) - steady)}
     kept = whole.filter(pl.col("step").is_in(sorted(steady))) if more else whole
-    return SteadySteps(kept, len(steady), len(sizes), are_equal, more)
+    return SteadySteps(kept, len(steady), len(sizes), are_equal, more, events)
 
 
 def _largest_repeated(contents: Mapping[int, set[Hashable]]) -> set[int]:

@@ -14,7 +14,7 @@ import polars as pl
 from dsexplore._internal.analysis.findings.finding import Finding
 from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.trace.numbered_modules import place_of
-from dsexplore._internal.trace.steps import SteadySteps, in_steps, steady_steps
+from dsexplore._internal.trace.steps import SteadySteps, steady_steps
 from dsexplore._internal.trace.tables import Tables
 
 REDISTRIBUTE = "redistribute "
@@ -69,7 +69,7 @@ class Evidence:
     @cached_property
     def of_all_steps(self) -> pl.DataFrame:
         """As `events`, of all steps."""
-        return _sent_in_order(in_steps(self.tables.coded_in_steps))
+        return _sent_in_order(self.steady.of_all_steps)
 
     @cached_property
     def start_up(self) -> pl.DataFrame:

@@ -174,17 +174,24 @@ def _different_probabilities(comparison: Comparison) -> Iterator[WrongDraw]:
 def _probabilities(module: str, reference: RunRecord, rank: RunRecord) -> tuple[float, float] | None:
     """Return the probabilities of dropout of the reference and a rank in a module; None if they cannot be compared.
 
-    A run without dropout in the module and in its parent has probability 0.
+    A run without dropout in the module has probability 0, unless it drops elsewhere in the module's parent, where the
+    other run does not: the dropout may have moved there.
     """
-    parent = module.rpartition(".")[0]
-    shares = []
     functions = {name for run in (reference, rank) for path, name in run.dropped if path == module}
     if len(functions) != 1:
         return None
-    for run in (reference, rank):
-        here = [share for (path, _), share in run.dropped.items() if path == module]
-        near = any(path == parent or path.startswith(f"{parent}." if parent else "") for path, _ in run.dropped)
-        if not here and near:
+    paths = [{path for path, _ in run.dropped} for run in (reference, rank)]
+    for here, others in (paths, paths[::-1]):
+        if module not in here and any(_has_same_parent(module, path) for path in here - others):
             return None
-        shares.append(max(here, default=0.0))
-    return shares[0], shares[1]
+    of_reference, of_rank = (
+        max((share for (path, _), share in run.dropped.items() if path == module), default=0.0)
+        for run in (reference, rank)
+    )
+    return of_reference, of_rank
+
+
+def _has_same_parent(module: str, path: str) -> bool:
+    """Return True if a path is the parent of a module, or in it."""
+    parent = module.rpartition(".")[0]
+    return not parent or path == parent or path.startswith(f"{parent}.")

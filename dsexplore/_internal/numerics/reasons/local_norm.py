@@ -24,10 +24,12 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
         return None
     entries = comparison.of("gradient", entry.record.step)
     norm = _norm_of_reference(entries)
+    if not _is_round(norm):
+        return None
     factors = {rank: _factor(rank, entries) for rank in {part.holder.rank for part in parts}}
     comparable = {rank: factor for rank, factor in factors.items() if factor is not None}
-    if not comparable or not _is_round(norm):
-        return _clipped_first(entries, comparison, entry.record.step, norm) if _is_round(norm) else None
+    if not comparable:
+        return _clipped_first(entries, comparison, entry.record.step, norm)
     if len(comparable) < len(factors):
         return None
     shown = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in sorted(comparable.items())[:4])
