@@ -1,42 +1,9 @@
-"""Values shared by several rooms; names and values that DeepSpeed also has are DeepSpeed's."""
+"""DeepSpeed's ``deepspeed.constants``, where programs for DeepSpeed import it."""
 
-from __future__ import annotations
-
-import os
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    default_pg_timeout: timedelta
-
-TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
-
-SIMULATED_RUN = "dsexplore-simulated"
-"""``TORCHELASTIC_RUN_ID`` of a simulated world, whose rank was not started by a launcher."""
-
-TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
-DEFAULT_TIMEOUT_MINUTES = 30
-
-INFERENCE_GENERIC_MODE = "generic"
-INFERENCE_SPECIALIZED_MODE = "specialized"
-
-CROSS_RANK = "CROSS_RANK"
-CROSS_SIZE = "CROSS_SIZE"
-LOCAL_RANK = "LOCAL_RANK"
-
-
-def _timeout_from_environment() -> timedelta:
-    """Return the timeout of collectives from ``DEEPSPEED_TIMEOUT``, in minutes."""
-    text = os.environ.get(TIMEOUT_VARIABLE)
-    if text is None:
-        return timedelta(minutes=DEFAULT_TIMEOUT_MINUTES)
-    if not (text.strip().isdecimal() and int(text) > 0):
-        raise ValueError(f"{TIMEOUT_VARIABLE}={text!r} is no positive whole number: set it to minutes, such as 30")
-    return timedelta(minutes=int(text))
-
-
-def __getattr__(name: str) -> Any:
-    """Return ``default_pg_timeout`` from the environment on access, so that a bad value cannot break an import."""
-    if name == "default_pg_timeout":
-        return _timeout_from_environment()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+from dsexplore._internal.launch_constants import CROSS_RANK as CROSS_RANK
+from dsexplore._internal.launch_constants import CROSS_SIZE as CROSS_SIZE
+from dsexplore._internal.launch_constants import INFERENCE_GENERIC_MODE as INFERENCE_GENERIC_MODE
+from dsexplore._internal.launch_constants import INFERENCE_SPECIALIZED_MODE as INFERENCE_SPECIALIZED_MODE
+from dsexplore._internal.launch_constants import LOCAL_RANK as LOCAL_RANK
+from dsexplore._internal.launch_constants import TORCH_DISTRIBUTED_DEFAULT_PORT as TORCH_DISTRIBUTED_DEFAULT_PORT
+from dsexplore._internal.launch_constants import __getattr__ as __getattr__

@@ -25,6 +25,7 @@ FLOORS = (
         "hardware",
         "display",
         "interrupts",
+        "launch_constants",
         "io_accesses",
         "mesh",
         "model_names",
@@ -126,6 +127,19 @@ def test_imports_only_from_below(path: Path) -> None:
             FLOOR[other] == FLOOR[room] and FLOOR[room] in (0, len(FLOORS) - 1)
         )
         assert not above, f"{path.name}: {room} (floor {FLOOR[room]}) imports {other} (floor {FLOOR[other]})"
+
+
+def test_public_modules_import_internal_ones_and_not_the_other_way_round() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+            else:
+                modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            upward = [
+                name for name in modules if f"{name}.".startswith("dsexplore.") and not name.startswith(PREFIX[:-1])
+            ]
+            assert not upward, f"{path} imports {upward[0]}, which stands above dsexplore._internal"
 
 
 class RunTime(ast.NodeTransformer):

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from dsexplore.constants import SIMULATED_RUN
+from dsexplore._internal.launch_constants import SIMULATED_RUN
 
 DELAY = 1.0
 """Seconds before work is drawn: about what a person notices as waiting."""

@@ -107,7 +107,7 @@ from dsexplore._internal.comm.versions import has_all_reduce_coalesced as has_al
 from dsexplore._internal.comm.versions import has_coalescing_manager as has_coalescing_manager
 from dsexplore._internal.comm.versions import required_torch_version as required_torch_version
 from dsexplore.comm import constants, reduce_op, torch  # noqa: F401 - DeepSpeed's modules, before torch's of the name
-from dsexplore.constants import TORCH_DISTRIBUTED_DEFAULT_PORT as TORCH_DISTRIBUTED_DEFAULT_PORT
+from dsexplore._internal.launch_constants import TORCH_DISTRIBUTED_DEFAULT_PORT as TORCH_DISTRIBUTED_DEFAULT_PORT
 
 __all__ = [
     name
@@ -122,9 +122,9 @@ def __getattr__(name: str) -> Any:
     if name == "cdb":
         return _launch.current_backend()
     if name == "default_pg_timeout":
-        from dsexplore import constants
+        from dsexplore._internal import launch_constants
 
-        return constants.default_pg_timeout
+        return launch_constants.default_pg_timeout
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

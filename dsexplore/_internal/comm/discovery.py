@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from dsexplore._internal.comm.constants import DEFAULT_AML_MASTER_PORT, DEFAULT_AML_NCCL_SOCKET_IFNAME
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.launch_constants import TORCH_DISTRIBUTED_DEFAULT_PORT
 from dsexplore._internal.signatures import names_arguments
-from dsexplore.constants import TORCH_DISTRIBUTED_DEFAULT_PORT
 
 _log = logging.getLogger("dsexplore.comm")
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as td
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore import constants
+from dsexplore._internal import launch_constants
 from dsexplore._internal.comm import discovery
 from dsexplore._internal.comm.constants import COMMS_LOGGER, GLOO_BACKEND, NCCL_BACKEND
 from dsexplore._internal.comm.faults import explain
@@ -32,7 +32,7 @@ _backend: TorchBackend | None = None
 def init_distributed(
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
-    distributed_port: int = constants.TORCH_DISTRIBUTED_DEFAULT_PORT,
+    distributed_port: int = launch_constants.TORCH_DISTRIBUTED_DEFAULT_PORT,
     verbose: bool = True,
     timeout: timedelta | None = None,
     init_method: str | None = None,
@@ -74,7 +74,7 @@ def init_distributed(
     if not is_initialized() and auto_mpi_discovery and not _names_its_ranks(init_method, rank, world_size):
         discovery.apply(distributed_port, verbose)
     if timeout is None:
-        timeout = constants.default_pg_timeout
+        timeout = launch_constants.default_pg_timeout
     if dist_backend is None and not is_initialized():
         dist_backend = NCCL_BACKEND if torch.cuda.is_available() and td.is_nccl_available() else GLOO_BACKEND
     _backend = TorchBackend(dist_backend, timeout, init_method, rank, world_size)

@@ -21,7 +21,7 @@ from weakref import ref
 import torch
 import torch.distributed as td
 
-from dsexplore import constants
+from dsexplore._internal import launch_constants
 from dsexplore._internal.capture.collectives.groups import describe_group
 from dsexplore._internal.comm.logs.log_records import unlogged
 from dsexplore._internal.torch_internals.process_groups import backend_of, default_store, timeout_of
@@ -115,8 +115,8 @@ def _timeout_of_world() -> timedelta:
     try:
         timeout = timeout_of(backend_of(world, device))
     except (RuntimeError, AttributeError):
-        return constants.default_pg_timeout
-    return timeout if isinstance(timeout, timedelta) else constants.default_pg_timeout
+        return launch_constants.default_pg_timeout
+    return timeout if isinstance(timeout, timedelta) else launch_constants.default_pg_timeout
 
 
 def state_of(rank: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from dsexplore._internal.errors import UsageError
-from dsexplore.constants import SIMULATED_RUN
+from dsexplore._internal.launch_constants import SIMULATED_RUN
 
 RANKS_PER_NODE = 8
 """Ranks on one node unless said otherwise: the GPUs of a DGX or HGX machine."""
