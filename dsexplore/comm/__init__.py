@@ -106,8 +106,8 @@ from dsexplore._internal.comm.torch_backend import TorchBackend as TorchBackend
 from dsexplore._internal.comm.versions import has_all_reduce_coalesced as has_all_reduce_coalesced
 from dsexplore._internal.comm.versions import has_coalescing_manager as has_coalescing_manager
 from dsexplore._internal.comm.versions import required_torch_version as required_torch_version
-from dsexplore.comm import constants, reduce_op, torch  # noqa: F401 - DeepSpeed's modules, before torch's of the name
 from dsexplore._internal.launch_constants import TORCH_DISTRIBUTED_DEFAULT_PORT as TORCH_DISTRIBUTED_DEFAULT_PORT
+from dsexplore.comm import constants, reduce_op, torch  # noqa: F401 - DeepSpeed's modules, before torch's of the name
 
 __all__ = [
     name
