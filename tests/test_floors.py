@@ -136,9 +136,7 @@ def test_public_modules_import_internal_ones_and_not_the_other_way_round() -> No
                 modules = [node.module or ""]
             else:
                 modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            upward = [
-                name for name in modules if f"{name}.".startswith("dsexplore.") and not name.startswith(PREFIX[:-1])
-            ]
+            upward = [name for name in modules if name.startswith("dsexplore.") and not name.startswith(PREFIX[:-1])]
             assert not upward, f"{path} imports {upward[0]}, which stands above dsexplore._internal"
 
 
