@@ -5,8 +5,10 @@ Modules: none of the package.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
-from dataclasses import fields
+import textwrap
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dsexplore
-from dsexplore.aio import SweepResult
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.views import VIEWS
 
 INTERFACE = (Path(__file__).parents[1] / "docs" / "public_interface.md").read_text(encoding="utf-8")
 MODULES = re.findall(r"^\| `(dsexplore[\w.]*)` \|", INTERFACE, re.MULTILINE)
@@ -29,26 +32,52 @@ def public(names: list[str]) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def shown_results() -> dict[str, set[str]]:
-    """Return what Tab completes on a result, by class."""
+def result_classes() -> list[type[Displayable]]:
+    """Return the classes of results, which all have a view."""
+    homes = (f"dsexplore._internal.{home}".partition(":") for home in VIEWS)
+    return [getattr(import_module(module), name) for module, _, name in homes]
+
+
+def assigned(kind: type) -> set[str]:
+    """Return the attributes that the methods of a class set: ``self.name = …``."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+
+
+def shown(kind: type[Displayable]) -> set[str]:
+    """Return what Tab completes on the instances of a class."""
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("dsexplore.")]
+    of_instances = {name for base in ours for name in (*inspect.get_annotations(base), *assigned(base))}
+    return public([*({*dir(kind)} | of_instances) - kind._INTERNAL])
+
+
+def test_the_interface_lists_what_tab_completes_on_results() -> None:
+    of_mode = public(dir(dsexplore.CommDebugMode())) - {*dir(TorchDispatchMode()), "comm_registry"}
+    assert {**{kind.__name__: shown(kind) for kind in result_classes()}, "CommDebugMode": of_mode} == RESULTS
+
+
+def test_instances_show_no_more() -> None:
     with dsexplore.simulate(2), dsexplore.commtrace() as trace:
         dist.all_reduce(torch.ones(4))
-    made = {
-        "Trace": trace,
-        "TraceDiff": trace.diff(trace),
-        "Timeline": trace.timeline(),
-        "Sharding": dsexplore.sharding((4,), "S(0)", "dp=2"),
-    }
-    of_torch = set(dir(TorchDispatchMode()))
-    return {
-        **{name: public(dir(result)) for name, result in made.items()},
-        "SweepResult": public(dir(SweepResult)) | {field.name for field in fields(SweepResult)},
-        "CommDebugMode": public(dir(dsexplore.CommDebugMode())) - of_torch - {"comm_registry"},
-    }
+    diff = trace.diff(trace)
+    sharding = dsexplore.sharding((4,), "S(0)", "dp=2")
+    further = (trace.headline(), trace.findings(), trace.skew(), trace.world_map(), diff.headline())
+    for result in (trace, diff, trace.timeline(), *further, sharding, sharding.redistribute("R")):
+        assert public(dir(result)) == RESULTS[type(result).__name__]
 
 
-def test_results_show_what_the_interface_lists() -> None:
-    assert shown_results() == RESULTS
+def test_every_class_that_displays_itself_has_a_view() -> None:
+    classes = {
+        node.name
+        for path in (Path(dsexplore.__file__).parent / "_internal").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Displayable" for base in node.bases)
+    }
+    assert classes - {"Analyses"} <= {kind.__name__ for kind in result_classes()}  # the base class of `Trace`
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -14,7 +14,7 @@ from functools import cache, update_wrapper
 from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from dsexplore._internal.signatures import names_arguments_of_methods, refuse_unknown
 
@@ -79,9 +79,16 @@ def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: typ
 class Displayable:
     """An object that displays itself in notebooks, and writes itself to a file."""
 
+    _INTERNAL: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that views and other modules of the package use, and Tab completion omits."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         names_arguments_of_methods(cls)
+
+    def __dir__(self) -> list[str]:
+        """Return the names for users: without those of `_INTERNAL`."""
+        return sorted({*super().__dir__()} - self._INTERNAL)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         view = _view(self)

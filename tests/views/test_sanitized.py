@@ -80,6 +80,7 @@ VIEWS: dict[str, Callable[[], Any]] = {
     "predicted": lambda: alone().predict("dgx-h100"),
     "world map": lambda: traces.layered(6).world_map(ranks_per_node=4),
     "diff": lambda: traces.layered(6).diff(traces.layered(6, odd=1)),
+    "headline of a diff": lambda: traces.layered(6).diff(traces.layered(6, odd=1)).headline(),
     "findings": lambda: traces.layered(6, odd=1).findings(),
     "sharding": lambda: dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2"),
     "redistribution": lambda: dsexplore.sharding((16, 8), "S(0), R", "dp=2,tp=4").redistribute("R, S(1)"),

@@ -64,6 +64,8 @@ class Sentence:
 class Headline(Displayable):
     """A summary of what a step sends, in words and by axis."""
 
+    _INTERNAL = frozenset({"events_of", "skew", "steady", "step_events", "tables", "timed_events", "times"})
+
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 

@@ -38,6 +38,8 @@ MOMENTS: dict[str, pl.DataType] = {
 class ParameterHistory(Displayable):
     """One parameter in one step, as one rank sees it. Shows itself as a picture of its shards and a list of moments."""
 
+    _INTERNAL = frozenset({"sizes", "tables"})
+
     tables: Tables
     name: str
     parameter: dict[str, object]

@@ -60,6 +60,8 @@ class Skew(Displayable):
         tables: of several ranks, on one clock (see `trace.merge`).
     """
 
+    _INTERNAL = frozenset({"tables"})
+
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 

@@ -115,6 +115,8 @@ class Timeline(Displayable):
         ('all_reduce', 'barrier')
     """
 
+    _INTERNAL = frozenset({"has_busy_lane", "held", "tables", "ties"})
+
     spans: pl.DataFrame
     """Columns: `SPANS`; sorted by begin."""
     lanes: tuple[str, ...]

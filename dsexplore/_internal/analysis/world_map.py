@@ -65,6 +65,26 @@ class Level(NamedTuple):
 class WorldMap(Displayable):
     """The ranks of a world by node, and what the recorded ones send to each. Shows itself as a drawing."""
 
+    _INTERNAL = frozenset(
+        {
+            "box",
+            "extent",
+            "group_of_each",
+            "is_even",
+            "most",
+            "most_seconds",
+            "named",
+            "running",
+            "senders",
+            "sent_over",
+            "over",
+            "shade",
+            "tables",
+            "to_each",
+            "to_shades",
+        }
+    )
+
     tables: Tables
     ranks_per_node: int
     world_size: int

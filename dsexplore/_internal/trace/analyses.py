@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class Analyses(Displayable):
     """Sums and analyses of a trace; an analysis is imported when it is called."""
 
+    _INTERNAL = frozenset({"tables"})
+
     @property
     def tables(self) -> Tables:
         """All tables and the info, as of now."""

@@ -117,10 +117,6 @@ class Trace(Analyses):
         """
         step_marks(self, "trace.step()").step()
 
-    def __dir__(self) -> list[str]:
-        """Leave `tables` out: the same in the form that the package's own functions take."""
-        return [name for name in super().__dir__() if name != "tables"]
-
     def __len__(self) -> int:
         """Return the number of events."""
         return self.events.height

@@ -16,6 +16,7 @@ VIEWS = {
     # the class that is shown: the view that shows it, both from `dsexplore._internal` on
     "trace.trace:Trace": "views.trace.trace_view:TraceView",
     "trace.trace:TraceDiff": "views.trace.diff_view:TraceDiffView",
+    "analysis.plan_difference:PlanDifference": "views.trace.diff_view:PlanDifferenceView",
     "analysis.findings.finding:Findings": "views.trace.headline_view:FindingsView",
     "analysis.world_map:WorldMap": "views.world_map.world_map_view:WorldMapView",
     "analysis.parameter_history:ParameterHistory": (

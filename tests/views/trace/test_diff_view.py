@@ -236,3 +236,13 @@ def test_what_is_chosen_of_both_is_a_trace_of_each(traces: ModuleType) -> None:
     assert len(explorer.selection) == len(before) + len(after)
     with pytest.raises(UsageError, match="lanes"):
         before.diff(after).explore(lanes="nope")
+
+
+def test_the_headline_of_a_diff_shows_its_sentences_and_both_bars(traces: ModuleType) -> None:
+    headline = traces.layered(8).diff(traces.layered(8, odd=3)).headline()
+    told = text_of(headline)
+    for sentence in headline.sentences:
+        assert sentence.text in headline._repr_mimebundle_()["text/plain"]
+    assert "Wire bytes per rank and step, A → B:" in told
+    same = traces.layered(8).diff(traces.layered(8)).headline()
+    assert text_of(same).strip() == same._repr_mimebundle_()["text/plain"] == "Both communicate the same."

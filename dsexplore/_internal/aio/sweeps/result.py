@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class SweepResult(Measurements, SavedJson, Displayable):
     """All measurements of a sweep; displays itself in a notebook."""
 
+    _INTERNAL = frozenset({"FORMAT", "compare_rows", "deciding", "unlike"})
+
     FORMAT: ClassVar[SavedFormat] = SavedFormat("dsexplore sweep", 1, "sweep", "SweepResult.save")
 
     def __repr__(self) -> str:

@@ -78,6 +78,8 @@ class Finding:
 class Findings(Displayable, Sequence[Finding]):
     """The findings of a trace, largest saving first. Displayed as a table."""
 
+    _INTERNAL = frozenset({"tables"})
+
     def __init__(self, tables: Tables, findings: Sequence[Finding]) -> None:
         self.tables = tables
         self._sorted = sorted(

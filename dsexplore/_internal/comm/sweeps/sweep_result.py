@@ -100,6 +100,8 @@ class SweepConditions:
 class CommSweep(SavedJson, Displayable):
     """All measurements of a sweep; displays itself in a notebook."""
 
+    _INTERNAL = frozenset({"FORMAT", "of"})
+
     FORMAT: ClassVar[SavedFormat] = SavedFormat(
         "dsexplore communication sweep", 1, "sweep of collectives", "CommSweep.save"
     )

@@ -51,6 +51,8 @@ class Prediction(Displayable):
         options: the options of the prediction, see `Options`.
     """
 
+    _INTERNAL = frozenset({"ranks_per_domain", "schedule", "spans", "spans_by_rank", "tables"})
+
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
         self.tables, self.cluster, self.options = tables, cluster, options
         read = programs(tables, cluster, options)

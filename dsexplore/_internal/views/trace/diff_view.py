@@ -29,6 +29,7 @@ _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
 """Bytes of the view in a notebook and as a page, and minimal bytes of its tree."""
 _SMALL = 16
 _MOST_FINDINGS = 4
+_SAME = "Both communicate the same."
 _WORD = {"axes": "by module", "module": "in the tree", "finding": "findings", "time": "in time"}
 
 STYLE = (
@@ -85,15 +86,15 @@ class TraceDiffView(View):
         head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), 300)}</p>"
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
-            return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
+            return html.fragment(f'{head}<p class="dim">{_SAME}</p>')
         said = diff_tree.key() + self._sizes_note(sizes)
         ids = {sentence.about: anchor for sentence, anchor in names.items()}
         below = self._findings(ids.get("finding", "")) + self._in_time(ids.get("time", ""))
-        around = head + self._headline(names, rows.tree.axes) + said + below
+        around = head + _headline(self._difference, names, rows.tree.axes) + said + below
         room = max(budget - len(html.fragment(around, STYLE).encode()), _LEAST)
         drawn = outline.outline(rows, rows.titles(), room, "module tree of the differences", _SMALL)
         drawn_names = {sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.values()}
-        head += self._headline(drawn_names, rows.tree.axes) + said
+        head += _headline(self._difference, drawn_names, rows.tree.axes) + said
         cut = (
             "Not everything is drawn: <code>to_frame()</code> has every row, <code>to_html(path)</code> draws more."
             if drawn.hidden or drawn.closed
@@ -133,13 +134,6 @@ class TraceDiffView(View):
         if hardware is None:
             return ()
         return self._diff.before.predict(hardware), self._diff.after.predict(hardware)
-
-    def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
-        """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""
-        sentences = [(sentence.text, _link(sentence, names)) for sentence in self._difference.sentences]
-        verdict = "".join(html.verdict(text, 600, link) for text, link in sentences[:1])
-        said = "".join(f"<p>{html.prose(text, 600)}{link}</p>" for text, link in sentences[1:])
-        return f'<div class="headline">{verdict}{_bars(self._difference, axes)}{said}</div>'
 
     def _sizes_note(self, sizes: str) -> str:
         """Return a sentence on which sizes the tree shows, and per what."""
@@ -186,6 +180,36 @@ def _link(sentence: DifferenceSentence, names: Mapping[DifferenceSentence, str])
     if sentence not in names:
         return ""
     return f' <a class="to" href="#{names[sentence]}">{_WORD[sentence.about]}</a>'
+
+
+class PlanDifferenceView(View):
+    """The view of a `PlanDifference`: its sentences, and the bars of both traces."""
+
+    title = "Headline of a diff"
+
+    def __init__(self, difference: PlanDifference) -> None:
+        self._difference = difference
+
+    def text(self) -> str:
+        """Return the sentences."""
+        return "\n".join(html.plain(sentence.text, 400) for sentence in self._difference.sentences) or _SAME
+
+    def html(self) -> str:
+        """Return the sentences, and one bar per trace on one scale."""
+        if not self._difference.sentences:
+            return html.fragment(html.verdict(_SAME))
+        sides = (self._difference.before, self._difference.after)
+        names = dict.fromkeys(axis or NO_AXIS for side in sides for axis in side.to_frame()["axis"])
+        axes = list(names) if len(names) <= MOST_AXES else [*list(names)[: MOST_AXES - 1], OTHER_AXES]
+        return html.fragment(_headline(self._difference, {}, axes), STYLE)
+
+
+def _headline(difference: PlanDifference, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
+    """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""
+    sentences = [(sentence.text, _link(sentence, names)) for sentence in difference.sentences]
+    verdict = "".join(html.verdict(text, 600, link) for text, link in sentences[:1])
+    said = "".join(f"<p>{html.prose(text, 600)}{link}</p>" for text, link in sentences[1:])
+    return f'<div class="headline">{verdict}{_bars(difference, axes)}{said}</div>'
 
 
 def _bars(difference: PlanDifference, axes: list[str]) -> str:
