@@ -20,7 +20,7 @@ def slice_rows(measured: Iterable[RoundSlice]) -> list[Row]:
     return [_slice_row(m) for m in measured]
 
 
-def setting_rows(measured: list[RoundSlice], control: AioConfig) -> list[Row]:
+def setting_rows(measured: Sequence[RoundSlice], control: AioConfig) -> list[Row]:
     """Return one row per setting and operation."""
     groups: dict[tuple[AioConfig, str], list[Sample]] = defaultdict(list)
     for m in measured:

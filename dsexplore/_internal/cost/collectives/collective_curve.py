@@ -59,7 +59,8 @@ class Curve:
     @property
     def ranges(self) -> list[Range]:
         """Seconds at each size."""
-        return [Range(*ends, why=why) for *ends, why in zip(self.low, self.expected, self.high, self.whys, strict=True)]
+        columns = zip(self.low, self.expected, self.high, self.whys, strict=True)
+        return [Range(low, expected, high, why=why) for low, expected, high, why in columns]
 
     def at(self, message_bytes: float) -> Range:
         """Return the predicted seconds of a collective with this many message bytes."""

@@ -72,7 +72,8 @@ def range_causes(low: SimulatedStep, expected: SimulatedStep, high: SimulatedSte
     if width <= 0:
         return []
     causes = [
-        RangeCause(what, *seconds, (seconds[2] - seconds[0]) / width, why) for (what, why), seconds in parts.items()
+        RangeCause(what, low_end, middle, high_end, (high_end - low_end) / width, why)
+        for (what, why), (low_end, middle, high_end) in parts.items()
     ]
     return sorted(causes, key=lambda cause: -cause.share)
 

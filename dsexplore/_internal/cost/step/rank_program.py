@@ -340,8 +340,8 @@ class _ItemReader:
             else:
                 time = collective_time(op, message_bytes, size, min(per_node, size), self.cluster, aligned=aligned)
                 waiting = waiting_seconds(self.cluster, op, size) if self._share_processors else 0.0
-                ends = (max(0.0, seconds - waiting) for seconds in (time.low, time.expected, time.high))
-                self._times[key] = Range(*ends, why=time.why)
+                low, expected, high = (max(0.0, end - waiting) for end in (time.low, time.expected, time.high))
+                self._times[key] = Range(low, expected, high, why=time.why)
         return self._times[key]
 
 
