@@ -88,6 +88,7 @@ def test_deepspeed_trains_alike_on_both(reports: dict[str, list[dict[str, Any]]]
     assert losses[0][1] < losses[0][0]
 
 
+@pytest.mark.extension
 def test_states_on_a_disk_are_those_of_deepspeeds_handle_and_seen_by_a_trace(tmp_path: Path) -> None:
     script = SCRIPT.with_name("deepspeed_offload.py")
     for way in ("ours", "theirs"):
