@@ -64,7 +64,7 @@ def arrivals(tables: Tables) -> pl.DataFrame:
     if measured_ranks < 2:  # nobody to compare with
         tables = replace(tables, events=tables.events.clear())
     with_rows = tables.events.with_row_index("row")
-    measured = _of_several(_before_ranks_part(matched(replace(tables, events=with_rows))))
+    measured = _shared_collectives(_before_ranks_part(matched(replace(tables, events=with_rows))))
     begin = pl.col("start") - pl.col("start").min()
     timed = measured.with_columns(begin=begin / 1e9, took=(pl.col("end") - pl.col("start")) / 1e9)
     return _held_up(_late(timed, tables.info), with_rows)
@@ -84,7 +84,7 @@ def _before_ranks_part(measured: pl.DataFrame) -> pl.DataFrame:
     return joined.filter(pl.col("parted").is_null() | (pl.col("number") < pl.col("parted"))).drop("parted")
 
 
-def _of_several(collectives: pl.DataFrame) -> pl.DataFrame:
+def _shared_collectives(collectives: pl.DataFrame) -> pl.DataFrame:
     return collectives.with_columns(count=pl.len().over("instance")).filter(pl.col("count") > 1)
 
 

@@ -136,7 +136,7 @@ class Headline(Displayable):
         return self._weighed(self.tables.events.filter(pl.col("phase") == phase))
 
     @cached_property
-    def _outside_steps(self) -> dict[Phase, pl.DataFrame]:
+    def _events_outside_steps(self) -> dict[Phase, pl.DataFrame]:
         """{phase outside steps: wire bytes by rank and step, with ``weight``; null in a row of its own for unknown}."""
         unknown = pl.col("wire_bytes").is_null()
         sums = (
@@ -149,14 +149,14 @@ class Headline(Displayable):
         return {phase: self._weighed(sums.filter(pl.col("phase") == phase)) for phase in OUTSIDE_STEPS}
 
     def _bytes_of(self, phase: Phase) -> float:
-        return float(self._outside_steps[phase].select(weighed("wire_bytes")).item()) / self.ranks
+        return float(self._events_outside_steps[phase].select(weighed("wire_bytes")).item()) / self.ranks
 
     def to_frame(self) -> pl.DataFrame:
         """Return the bytes that a rank sends per step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
-        return self._by_axis
+        return self._rows_by_axis
 
     @cached_property
-    def _by_axis(self) -> pl.DataFrame:
+    def _rows_by_axis(self) -> pl.DataFrame:
         share = self.ranks * self.steps
         recorded = max(self.tables.events.select(pl.col("rank").n_unique()).item(), 1)
         sums = (
@@ -238,7 +238,7 @@ class Headline(Displayable):
 
     def _axes(self) -> Iterator[Sentence]:
         """Yield the sentence about the bytes of a step by axis, and about start-up."""
-        frame, outside = self.to_frame(), self._outside_steps
+        frame, outside = self.to_frame(), self._events_outside_steps
         start_up, between = (wire_text(outside[phase], self.ranks) for phase in ("start-up", "between steps"))
         rows = _positions(self._coded)
         total = float(frame["wire_bytes"].sum())
@@ -295,11 +295,11 @@ class Headline(Displayable):
     @property
     def _no_grad(self) -> str:
         """Bytes of forwards without gradients: ``8 MiB per rank``; ``… and step`` if every step has some."""
-        without_gradients = self._outside_steps["no-grad forward"]["step"].unique()
+        without_gradients = self._events_outside_steps["no-grad forward"]["step"].unique()
         steps = len(without_gradients)
         every = not self._coded.is_empty() and set(self._coded["step"].unique()) == set(without_gradients)
         share, per_step = (steps, " and step") if every and steps > 1 else (1, "")
-        return f"{wire_text(self._outside_steps['no-grad forward'], self.ranks * share)} per rank{per_step}"
+        return f"{wire_text(self._events_outside_steps['no-grad forward'], self.ranks * share)} per rank{per_step}"
 
     def _spread(self) -> str:
         """Say what the figures are means over and how far ranks and steps differ; empty for one rank and one step."""

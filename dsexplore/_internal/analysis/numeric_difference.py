@@ -76,7 +76,7 @@ class NumericDifference(Displayable):
     def _rows(self) -> pl.DataFrame:
         before, after = _named(self._before), _named(self._after)
         if self.by_rank:
-            rows = _over_ranks(_judged(_joined(before, after, (*KEYS, "rank"))))
+            rows = _aggregate_ranks(_judged(_joined(before, after, (*KEYS, "rank"))))
         else:
             rows = _judged(_norms_per_copy(_joined(_whole(before), _whole(after), KEYS)))
         return rows.rename({"norm": "norm_before"}).select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
@@ -157,7 +157,7 @@ def _joined(before: pl.DataFrame, after: pl.DataFrame, keys: Sequence[str]) -> p
     return before.join(after, on=keys, how="inner", suffix="_after", maintain_order="left")
 
 
-def _over_ranks(judged: pl.DataFrame) -> pl.DataFrame:
+def _aggregate_ranks(judged: pl.DataFrame) -> pl.DataFrame:
     """Return one row per tensor, with the ranks on which it differs."""
     differs = pl.when((~pl.col("same")).any()).then(~pl.col("same")).otherwise(~pl.col("same_bits"))
     return judged.group_by(KEYS, maintain_order=True).agg(

@@ -78,7 +78,7 @@ class PlanDifference(Displayable):
 
     @cached_property
     def _rows(self) -> pl.DataFrame:
-        before, after = (_per_share(side) for side in (self.before, self.after))
+        before, after = (_rows_per_step(side) for side in (self.before, self.after))
         joined = before.join(after, on=KEYS, how="full", coalesce=True, suffix="_after")
         numbers = [
             pl.col(name).fill_null(0.0).alias(f"{size}_{side}")
@@ -221,7 +221,7 @@ def plan_difference(before: Tables, after: Tables) -> PlanDifference:
     return PlanDifference(before, after)
 
 
-def _per_share(side: Headline) -> pl.DataFrame:
+def _rows_per_step(side: Headline) -> pl.DataFrame:
     """Count and bytes per module × op × axis × phase, per rank and step; those of `OUTSIDE_STEPS` per rank."""
     totals = []
     apart = pl.concat([side.events_of(phase) for phase in OUTSIDE_STEPS])

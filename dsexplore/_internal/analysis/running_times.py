@@ -76,8 +76,8 @@ def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: in
     timed = rows.filter(pl.col("until").is_not_null() & ~pl.col("op").str.starts_with("switched_off"))
     collectives = numbered(rows, groups).filter(pl.col("until").is_not_null())
     least = [
-        _of_least(collectives, ("same_group", "number", "op")),
-        _of_least(_messages(timed), ("name", "source_rank", "target_rank", "number")),
+        _shortest_events(collectives, ("same_group", "number", "op")),
+        _shortest_events(_messages(timed), ("name", "source_rank", "target_rank", "number")),
     ]
     of_row = timed.select("row", *_TIMES)
     shared = pl.concat(
@@ -91,7 +91,7 @@ def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: in
     return RunningTimes(begin, end, source, steps, words)
 
 
-def _of_least(events: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
+def _shortest_events(events: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
     """Return for each event the begin and end of the shortest event that agrees with it in `keys`."""
     took = pl.col("until") - pl.col("begin")
     return events.select("row", *(pl.col(name).sort_by(took).first().over(*keys) for name in _TIMES))

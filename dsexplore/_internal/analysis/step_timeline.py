@@ -224,14 +224,14 @@ def timeline_of(
         .cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
         .sort("begin", maintain_order=True)
     )
-    marks = axes_by_bytes(events) if color_by == "axis" else _in_order(spans["mark"], color_by)
+    marks = axes_by_bytes(events) if color_by == "axis" else _sorted_names(spans["mark"], color_by)
     said = ""
     if tables.io.height and (order == "measured" or events.is_empty()):
         order, said = "measured", io_sentence(tables)
         spans, further = _with_io(spans, tables, several)
         marks = (*marks, *further)
     ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
-    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, color_by, tables, sizes, ties, said)
+    return Timeline(spans, _sorted_names(spans["lane"], lanes), marks, order, color_by, tables, sizes, ties, said)
 
 
 def _with_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:
@@ -310,7 +310,7 @@ def axes_by_bytes(events: pl.DataFrame) -> tuple[str, ...]:
     return tuple(axis or NO_AXIS for axis in totals["axis"])
 
 
-def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
+def _sorted_names(names: pl.Series, kind: str) -> tuple[str, ...]:
     """Return the distinct names: phases in the order of a step, ranks by number, others as they first appear.
 
     The lanes of a rank's disk and of its waits follow its others.

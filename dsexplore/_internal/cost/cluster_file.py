@@ -224,12 +224,12 @@ def read_cluster_file(path: Path) -> ClusterValues:
     """
     (base, data), *further = reversed(list(with_bases(path)))
     for file, content in further:
-        data = _over_base(content, base, data)
+        data = _merge_with_base(content, base, data)
         base = file
     return _ClusterReader(path).values(data)
 
 
-def _over_base(data: dict[str, Any], base: Path, below: dict[str, Any]) -> dict[str, Any]:
+def _merge_with_base(data: dict[str, Any], base: Path, below: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a file with what its base says besides, but for the base's measured times.
 
     Args:

@@ -124,11 +124,11 @@ def _local(world_size: int, chosen: dict[str, Any], timeout: float) -> CommSweep
 
     if world_size < 2:
         raise UsageError(f"--real {world_size}: a collective needs 2 ranks or more")
-    finished = run_ranks(_on_rank, world_size, args=(chosen,), timeout=timeout, group_timeout=timeout).check()
+    finished = run_ranks(_sweep_rank, world_size, args=(chosen,), timeout=timeout, group_timeout=timeout).check()
     return CommSweep.from_json(finished.values[0])
 
 
-def _on_rank(chosen: dict[str, Any]) -> dict[str, Any]:
+def _sweep_rank(chosen: dict[str, Any]) -> dict[str, Any]:
     """Run the sweep on one local rank; all ranks return the same results."""
     from dsexplore._internal.comm.sweeps.sweep_run import sweep
 

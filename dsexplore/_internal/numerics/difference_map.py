@@ -61,7 +61,7 @@ def difference_map(entry: Compared) -> DifferenceMap | None:
         error = (part.value - part.expected * factor).abs().nan_to_num(nan=math.inf, posinf=math.inf) / entry.scale
         at = torch.meshgrid(*part.indices, indexing="ij")
         worst[at] = torch.fmax(worst[at], error)
-    table = _over_other_dims(worst, dims)
+    table = _reduce_other_dims(worst, dims)
     sizes = table.shape
     cells = min(sizes[0], MOST_ROWS), min(sizes[1], MOST_COLUMNS)
     rows = [_most(table[start:end], 0) for start, end in _bins(sizes[0], cells[0])]
@@ -86,7 +86,7 @@ def _shown_dims(whole: Tensor, parts: Sequence[Part]) -> tuple[int, int]:
     return first, second
 
 
-def _over_other_dims(worst: Tensor, dims: tuple[int, int]) -> Tensor:
+def _reduce_other_dims(worst: Tensor, dims: tuple[int, int]) -> Tensor:
     if dims[0] < 0:
         return worst.view(1, -1)
     rows_first = worst.movedim(dims, (0, 1)).flatten(2) if worst.dim() > 2 else worst[..., None]

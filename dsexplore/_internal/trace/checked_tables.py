@@ -53,7 +53,7 @@ def check_tables(tables: Tables) -> None:
 
 
 def _problems(tables: Tables) -> Iterator[str]:
-    yield from _of_info(tables.info)
+    yield from _info_errors(tables.info)
     for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics", "differing", "io"):
         table: pl.DataFrame = getattr(tables, name)
         if table.is_empty():
@@ -62,10 +62,10 @@ def _problems(tables: Tables) -> Iterator[str]:
             yield from _missing(name, column, facts)
             if column not in _ANY_NUMBER:
                 yield from _out_of_bounds(name, column, facts, tables.info.world_size)
-    yield from _of_modules(tables.modules)
+    yield from _module_errors(tables.modules)
 
 
-def _of_info(info: TraceInfo) -> Iterator[str]:
+def _info_errors(info: TraceInfo) -> Iterator[str]:
     if not 0 < info.world_size <= MOST_RANKS:
         yield f"its world_size is {info.world_size}, and a job has 1 to {MOST_RANKS:,} ranks"
     stood_for: Iterable[int] = (rank for text in info.stands_for for rank in bounds_in(text))
@@ -118,7 +118,7 @@ def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: in
             yield f"table {name}: {column} is {value}, and may be {below} to {above.get(column, MOST_TIME)}"
 
 
-def _of_modules(modules: pl.DataFrame) -> Iterator[str]:
+def _module_errors(modules: pl.DataFrame) -> Iterator[str]:
     """Yield an error if a module's parent is not above it: one would walk up without end."""
     parents = modules.select(parent="module", above="depth")
     below = modules.join(parents, on="parent").filter(pl.col("above") >= pl.col("depth"))

@@ -149,7 +149,7 @@ def clock_offsets(
     )
     ranks = measured["rank"].unique().to_list()
     first_of = _first_of_clock(sorted({*ranks, *clocks}), clocks)
-    of_clocks = _offsets(_by_clock(measured, first_of))
+    of_clocks = _offsets(_ends_by_clock(measured, first_of))
     return {rank: of_clocks[first] for rank, first in first_of.items() if first in of_clocks}
 
 
@@ -159,7 +159,7 @@ def _first_of_clock(ranks: Iterable[int], clocks: Mapping[int, str]) -> dict[int
     return {rank: first.setdefault(clocks.get(rank) or rank, rank) for rank in ranks}
 
 
-def _by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFrame:
+def _ends_by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFrame:
     """Return one row per collective and clock; its end is the earliest end on any rank of that clock."""
     if all(rank == first for rank, first in first_of.items()):
         return measured
@@ -169,7 +169,7 @@ def _by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFra
 
 def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
     """Return the offset of each rank, where no two ranks share a clock."""
-    ends = _by_rank(measured)
+    ends = _rows_by_rank(measured)
     ranks = sorted(ends)
     if not ranks:
         return {}
@@ -207,7 +207,7 @@ def _limited(
     return limited
 
 
-def _by_rank(measured: pl.DataFrame) -> dict[int, pl.DataFrame]:
+def _rows_by_rank(measured: pl.DataFrame) -> dict[int, pl.DataFrame]:
     parts = measured.select("rank", *SAME, "start", "end").partition_by("rank", as_dict=True)
     return {rank: part for (rank,), part in parts.items()}
 
@@ -231,7 +231,7 @@ def _refined(
         return refined
     on_reference_clock = aligned(measured.filter(pl.col("rank").is_in(list(offsets))), offsets)
     after_first = (pl.col("end") - pl.col("end").min()).over(SAME).cast(pl.Float64)
-    relative = _by_rank(on_reference_clock.with_columns(end=after_first - after_first.median().over(SAME)))
+    relative = _rows_by_rank(on_reference_clock.with_columns(end=after_first - after_first.median().over(SAME)))
     for reference, rank in to_refine:
         both = relative[reference].join(
             relative[rank], on=SAME, how="inner", suffix="_of_second", maintain_order="left"

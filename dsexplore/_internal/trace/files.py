@@ -176,7 +176,7 @@ def split_ranks(tables: Tables) -> dict[int, Tables]:
     """Return {rank: its tables}; all share modules and groups, which have no rank column. Without any rank, {0: …}."""
     ranks = ranks_of(tables) or (0,)
     per_rank = ("events", "parameters", "kernels", "memory", "numerics", "differing", "io")
-    of_ranks = {name: _by_rank(getattr(tables, name)) for name in per_rank}
+    of_ranks = {name: _rows_by_rank(getattr(tables, name)) for name in per_rank}
     return {
         rank: replace(
             tables,
@@ -187,7 +187,7 @@ def split_ranks(tables: Tables) -> dict[int, Tables]:
     }
 
 
-def _by_rank(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
+def _rows_by_rank(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
     """Return {rank: rows of `table`} in one pass; a filter per rank would keep the strings of all ranks alive."""
     return {int(part["rank"][0]): part for part in table.partition_by("rank", maintain_order=True)}
 

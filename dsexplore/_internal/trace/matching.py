@@ -79,7 +79,10 @@ def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         on all ranks; and ``members``, the ranks of the group. Records whose position cannot be found have no rows.
     """
     with_groups = _with_groups(events, groups)
-    parts = [_by_group_seq(with_groups.filter("has_own")), _by_position(with_groups.filter(~pl.col("has_own")))]
+    parts = [
+        _number_by_group_seq(with_groups.filter("has_own")),
+        _number_by_position(with_groups.filter(~pl.col("has_own"))),
+    ]
     return pl.concat([part for part in parts if part.height] or parts[:1]).sort("rank", "seq", maintain_order=True)
 
 
@@ -87,7 +90,7 @@ def late_records(tables: Tables) -> list[str]:
     """Return sentences about ranks whose record of a group begins later than others' or matches at no position."""
     with_groups = _with_groups(tables.events, tables.groups)
     counted = (
-        _by_group_seq(with_groups.filter("has_own"))
+        _number_by_group_seq(with_groups.filter("has_own"))
         .group_by("same_group", "rank", maintain_order=True)
         .agg(pl.col("group", "number").first())
     )
@@ -137,7 +140,7 @@ def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _by_group_seq(collectives: pl.DataFrame) -> pl.DataFrame:
+def _number_by_group_seq(collectives: pl.DataFrame) -> pl.DataFrame:
     """Number collectives by ``group_seq``; members of one coalesced call share it and are numbered in program order."""
     again = pl.int_range(pl.len()).over("rank", "same_group", "group_seq")
     keys = collectives.with_columns(again=again)
@@ -153,7 +156,7 @@ def _by_group_seq(collectives: pl.DataFrame) -> pl.DataFrame:
     return joined.select(collectives.columns).drop("has_own")
 
 
-def _by_position(collectives: pl.DataFrame) -> pl.DataFrame:
+def _number_by_position(collectives: pl.DataFrame) -> pl.DataFrame:
     shifted = [(record.group, record.rank, record.place) for record in _located(collectives) if record.place != 0]
     collectives = collectives.drop("has_own")
     if not shifted:
@@ -255,7 +258,7 @@ def _place(
     possible = [place for place in fitting if is_possible(place)]
     if not possible:
         return 0 if 0 in fitting or not fitting else None
-    return possible[0] if len(possible) == 1 else _by_ends(ends, longest_ends, possible)
+    return possible[0] if len(possible) == 1 else _place_by_ends(ends, longest_ends, possible)
 
 
 def _candidates(calls: Array, longest: Array) -> list[int]:
@@ -265,14 +268,14 @@ def _candidates(calls: Array, longest: Array) -> list[int]:
     return sorted({*behind.tolist(), *(-before).tolist()}, key=abs)
 
 
-def _in_common(calls: Array, longest: Array, place: int) -> int:
+def _overlap(calls: Array, longest: Array, place: int) -> int:
     return min(len(calls) - max(-place, 0), len(longest) - max(place, 0))
 
 
 def _fits(calls: Array, longest: Array, place: int) -> bool:
     """Return True if ops and sizes agree at `place`; a position other than 0 also needs enough common collectives."""
     ours, theirs = calls[max(-place, 0) :], longest[max(place, 0) :]
-    count = _in_common(calls, longest, place)
+    count = _overlap(calls, longest, place)
     is_enough = not place or count >= max(LEAST_IN_COMMON, len(calls) / 2)
     return is_enough and bool((ours[:count] == theirs[:count]).all())
 
@@ -300,7 +303,7 @@ def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_en
     return max(0.0, float(least[is_bounded].max() - most[is_bounded].min()) - _INEXACT - _DRIFT * span)
 
 
-def _by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> int | None:
+def _place_by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> int | None:
     """Return the position at which the ends agree much better than at any other; None if chance explains it."""
     best, second = sorted(places, key=lambda place: (_scatter(ends, longest_ends, place), abs(place)))[:2]
     spread = max(_scatter(ends, longest_ends, best), AT_BEST)

@@ -212,18 +212,18 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
         mesh=mesh,
         ranks=ranks,
         stands_for=joined([(info.ranks, info.stands_for) for info in infos]),
-        clocks=_for_ranks(ranks, infos, "clocks", ""),
-        clock_offsets=_for_ranks(ranks, infos, "clock_offsets", 0),
-        clock_residuals=_for_ranks(ranks, infos, "clock_residuals", 0),
-        ends=_for_ranks(ranks, infos, "ends", ""),
-        began=_for_ranks(ranks, infos, "began", 0),
+        clocks=_values_of_ranks(ranks, infos, "clocks", ""),
+        clock_offsets=_values_of_ranks(ranks, infos, "clock_offsets", 0),
+        clock_residuals=_values_of_ranks(ranks, infos, "clock_residuals", 0),
+        ends=_values_of_ranks(ranks, infos, "ends", ""),
+        began=_values_of_ranks(ranks, infos, "began", 0),
         whole_steps=max(info.whole_steps for info in infos),
         torch_version=", ".join(versions),
         notes=tuple(notes),
     )
 
 
-def _for_ranks(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str, unknown: Any) -> tuple[Any, ...]:
+def _values_of_ranks(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str, unknown: Any) -> tuple[Any, ...]:
     """Return the values of a per-rank field in the order of `ranks`; empty if no info has any."""
     value_of = {rank: value for info in infos for rank, value in zip(info.ranks, getattr(info, name), strict=False)}
     return tuple(value_of.get(rank, unknown) for rank in ranks) if value_of else ()

@@ -36,9 +36,9 @@ def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
 
 def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
     if name == "module":
-        return _in_module(tables, _several(wanted))
+        return _module_mask(tables, _several(wanted))
     if name == "row":
-        return _at_rows(wanted)
+        return _row_mask(wanted)
     if name not in schema.EVENTS:
         near = did_you_mean(name, ["module", "row", *schema.EVENTS])
         raise UsageError(f"where({name}=…): no such column; columns are module, row, {', '.join(schema.EVENTS)}{near}")
@@ -46,7 +46,7 @@ def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
     if name in _OF_MODULES:
         names = _names(tables, name)
         values = [name for value in values for name in _names_meant(names, value)]
-    return _is_in(tables, name, [_as_column_value(name, value) for value in values])
+    return _is_in(tables, name, [_column_value(name, value) for value in values])
 
 
 def _is_in(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
@@ -65,7 +65,7 @@ def _is_in(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
     return test | pl.col(name).is_null() if None in values else test
 
 
-def _at_rows(wanted: Any) -> pl.Expr:
+def _row_mask(wanted: Any) -> pl.Expr:
     """Return an expression that is true for events at these positions in `Trace.events`.
 
     Raises:
@@ -192,7 +192,7 @@ def _is_shape(wanted: Any) -> bool:
     return isinstance(wanted, (list, tuple)) and all(isinstance(size, int) for size in wanted)
 
 
-def _as_column_value(name: str, value: Any) -> Any:
+def _column_value(name: str, value: Any) -> Any:
     if name == "dtype" and isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if name == "shape" and isinstance(value, tuple):
@@ -200,7 +200,7 @@ def _as_column_value(name: str, value: Any) -> Any:
     return value
 
 
-def _in_module(tables: Tables, patterns: Iterable[Any]) -> pl.Expr:
+def _module_mask(tables: Tables, patterns: Iterable[Any]) -> pl.Expr:
     events, wanted = tables.events, list(patterns)
     for pattern in wanted:
         if not isinstance(pattern, str):

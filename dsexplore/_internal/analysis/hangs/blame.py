@@ -328,14 +328,14 @@ def _device(evidence: HangEvidence) -> Iterator[Blame]:
     """
     for instance in evidence.front.together:
         if instance.id not in evidence.parted:
-            yield _of_devices(evidence, instance)
+            yield _blame_devices(evidence, instance)
     for instance in evidence.front.for_unseen:
         blamed = _not_begun(evidence.job, instance)
         if blamed is not None:
             yield blamed
 
 
-def _of_devices(evidence: HangEvidence, instance: Instance) -> Blame:
+def _blame_devices(evidence: HangEvidence, instance: Instance) -> Blame:
     """Return the blame for a collective that all ranks are in: the ranks whose devices differ from most."""
     front, pending = evidence.front, {call.rank for call in instance.pending}
     if any(call.state == "started" for call in instance.pending) and (blamed := _not_begun(evidence.job, instance)):

@@ -48,7 +48,7 @@ def explain_hang(paths: Paths | Trace) -> HangReport:
     """
     with no_collection():
         if isinstance(paths, Trace):
-            return report_of(job_of_trace(_of_real_ranks(paths.tables)))
+            return report_of(job_of_trace(_real_rank_tables(paths.tables)))
         return _explained(paths)
 
 
@@ -73,7 +73,7 @@ def _explained(paths: Paths) -> HangReport:
             f"{profile} is a profiler trace, which is written after all has ended: give flight-recorder "
             "dumps, or what commtrace(save=…) wrote"
         )
-    tables = _of_real_ranks(load_with_journals(sources))
+    tables = _real_rank_tables(load_with_journals(sources))
     earlier = earlier_blocks(sources, tables.info)
     standing = [rank for rank, block in earlier.items() if block.end == RUNNING]
     return report_of(job_of_trace(tables, _stacks(sources, tables, standing), earlier=earlier))
@@ -137,7 +137,7 @@ _DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[3]))}
 """A frame of dsexplore's launcher, or the one that started it."""
 
 
-def _of_real_ranks(tables: Tables) -> Tables:
+def _real_rank_tables(tables: Tables) -> Tables:
     """Return the tables.
 
     Raises:

@@ -76,21 +76,21 @@ def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
     if blamed.kind == "none":
         return "none"
     if blamed.kind in ("missing", "behind", "no_evidence", "outside"):
-        return _of_missing(job, blamed)
+        return _missing_reason(job, blamed)
     if blamed.kind == "extra":
         return "other collective"
     if blamed.kind == "mismatch" and blamed.mismatch is not None:
         return _OF_FIELD.get(blamed.mismatch.field, "unknown")
     if blamed.kind == "unmet":
-        return _of_message(blamed)
+        return _message_reason(blamed)
     if blamed.kind == "misdirected":
         return "other peer"
     if blamed.kind in ("circle", "unlike_groups"):
-        return _of_circle(front, blamed)
+        return _circle_reason(front, blamed)
     return "device" if blamed.kind in ("device", "overtaken") and blamed.culprits else "unknown"
 
 
-def _of_missing(job: JobCalls, blamed: Blame) -> Reason:
+def _missing_reason(job: JobCalls, blamed: Blame) -> Reason:
     accused = [job.ranks[rank] for rank in blamed.culprits]
     ends = {known.end.how for known in accused if known.end is not None}
     for how in _HOW:
@@ -102,7 +102,7 @@ def _of_missing(job: JobCalls, blamed: Blame) -> Reason:
     return "outside a collective" if is_elsewhere else "did not come"
 
 
-def _of_message(blamed: Blame) -> Reason:
+def _message_reason(blamed: Blame) -> Reason:
     first, second = blamed.instances[0].calls.values()
     if first.dtype != second.dtype and first.dtype and second.dtype:
         return "other dtype"
@@ -110,7 +110,7 @@ def _of_message(blamed: Blame) -> Reason:
     return "other size" if have_sizes and first.message_bytes != second.message_bytes else "messages in a circle"
 
 
-def _of_circle(front: Wavefront, blamed: Blame) -> Reason:
+def _circle_reason(front: Wavefront, blamed: Blame) -> Reason:
     involved = (
         blamed.suspects or {rank for instance in blamed.instances for rank in instance.calls} & front.heads.keys()
     )

@@ -39,7 +39,7 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if not job.waiting and blame.kind == "unknown":
         return _untold_text(job, blame)
     if blame.kind == "outside":
-        return _outside_text(job, blame)
+        return _ranks_outside_text(job, blame)
     if blame.kind in ("missing", "behind", "no_evidence"):
         return "; ".join([_missing_text(job, front, blame), *_lines_text(blame, parted)])
     if blame.kind == "extra":
@@ -64,7 +64,7 @@ def _untold_text(job: JobCalls, blame: Blame) -> str:
     return f"{of_known}{who} left no readable record of calls: the evidence does not say whether {it}"
 
 
-def _outside_text(job: JobCalls, blame: Blame) -> str:
+def _ranks_outside_text(job: JobCalls, blame: Blame) -> str:
     """Say where ranks stand that are in no recorded call, and how the others ended."""
     standing = {
         rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if calls.stack and calls.end is None

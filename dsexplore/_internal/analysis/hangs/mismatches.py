@@ -58,7 +58,7 @@ class Mismatch:
 def mismatches(job: JobCalls) -> list[Mismatch]:
     """Return the first mismatch of each group, in the order of groups."""
     result = []
-    for instances in _by_group(job):
+    for instances in _collectives_by_group(job):
         called = [instance for instance in instances if len(instance.calls) > 1]
         differing = [instance for instance in called if _field(instance)]
         if differing:
@@ -75,7 +75,7 @@ def differences(job: JobCalls) -> list[Mismatch]:
         job: of the logs of all ranks, which are compared while no rank waits.
     """
     result = []
-    for instances in _by_group(job):
+    for instances in _collectives_by_group(job):
         first = next((instance for instance in instances if instance.absent or _field(instance)), None)
         if first is not None:
             sides = [*_classes(first), *([first.absent] if first.absent else [])]
@@ -84,7 +84,7 @@ def differences(job: JobCalls) -> list[Mismatch]:
     return result
 
 
-def _by_group(job: JobCalls) -> list[list[Instance]]:
+def _collectives_by_group(job: JobCalls) -> list[list[Instance]]:
     """Return the collectives of each group, in the order of their numbers."""
     by_group: dict[GroupId, list[Instance]] = defaultdict(list)
     for instance in job.instances.values():

@@ -101,7 +101,7 @@ def went_past(job: JobCalls, front: Wavefront, circle: set[int]) -> set[int]:
             head = front.heads[rank][0]
             ahead = [call.rank for call in instance.calls.values() if _comes_before(call, job.instance_of(head))]
             if ahead:
-                odd = _of_fewer_votes(_numbers_before(job, head, kind, kinds), rank, ahead[0])
+                odd = _outvoted_rank(_numbers_before(job, head, kind, kinds), rank, ahead[0])
                 odd = recorded_otherwise(job, head, rank, ahead[0]) if odd is None else odd
                 odd_ranks |= set() if odd is None else {rank} if odd == rank else set(ahead)
     return odd_ranks
@@ -125,10 +125,10 @@ def recorded_otherwise(job: JobCalls, place: RankCall, behind: int, ahead: int) 
     }
     if not {behind, ahead} <= before.keys() or before[behind] >= before[ahead]:
         return None
-    return _of_fewer_votes(before, behind, ahead)
+    return _outvoted_rank(before, behind, ahead)
 
 
-def _of_fewer_votes(numbers: Mapping[int, int], rank: int, other: int) -> int | None:
+def _outvoted_rank(numbers: Mapping[int, int], rank: int, other: int) -> int | None:
     """Return which of two ranks has the number that fewer ranks share; None on a tie or if either number is unknown."""
     votes = Counter(numbers.values())
     mine, theirs = (votes[numbers[voter]] if voter in numbers else 0 for voter in (rank, other))

@@ -312,10 +312,10 @@ class JobCalls:
 
     def instance_of(self, call: RankCall) -> Instance:
         """Return the instance that a call is part of."""
-        return self._by_call[call.rank, call.position]
+        return self._instance_of_call[call.rank, call.position]
 
     @cached_property
-    def _by_call(self) -> dict[tuple[int, int], Instance]:
+    def _instance_of_call(self) -> dict[tuple[int, int], Instance]:
         return {
             (call.rank, call.position): instance
             for instance in self.instances.values()

@@ -59,10 +59,10 @@ def unlike_groups(job: JobCalls, heads: Iterable[RankCall], idle: Collection[int
     if not idle or not standing.keys() >= set(idle):
         return None
     waiting = list(heads)
-    return _of_contradiction(waiting, standing) or _of_unfinished(job, waiting, standing)
+    return _find_contradiction(waiting, standing) or _find_unfinished(job, waiting, standing)
 
 
-def _of_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
+def _find_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
     """Compare the groups of one name on different ranks; a rank in ``new_group`` votes for the one that lists it."""
     by_name: dict[str, dict[GroupId, list[RankCall]]] = defaultdict(lambda: defaultdict(list))
     for call in waiting:
@@ -80,7 +80,7 @@ def _of_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) ->
     return None
 
 
-def _of_unfinished(job: JobCalls, waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
+def _find_unfinished(job: JobCalls, waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
     """Compare the ranks inside ``new_group`` at one line with those that wait in a group unused by the former."""
     if len(set(standing.values())) > 1 or len(standing) < len(waiting):
         return None

@@ -58,7 +58,7 @@ def _splits(sent: Sequence[int], received: Sequence[int]) -> Parties | None:
     return Parties(send_splits=tuple(sent), recv_splits=tuple(received))
 
 
-def _of_lists(received: int, sent: int) -> Reader:
+def _list_splits(received: int, sent: int) -> Reader:
     def read(args: Sequence[Any]) -> Parties | None:
         lists = (args[sent], args[received])
         return _splits(*([int(tensor.numel()) for tensor in tensors] for tensors in lists))
@@ -66,7 +66,7 @@ def _of_lists(received: int, sent: int) -> Reader:
     return read
 
 
-def _of_rows(received: int, sent: int, tensor: int) -> Reader:
+def _row_splits(received: int, sent: int, tensor: int) -> Reader:
     """Return a reader of split sizes in rows.
 
     Args:
@@ -99,9 +99,9 @@ PARTIES: dict[str, Reader] = {
     "c10d::gather_": _root(3),
     "c10d::gather_into_tensor_": _root(3),
     "c10d::scatter_": _root(3),
-    "c10d::alltoall_": _of_lists(0, 1),
-    "c10d::alltoall_base_": _of_rows(3, 4, 1),
-    "_c10d_functional::all_to_all_single": _of_rows(1, 2, 0),
+    "c10d::alltoall_": _list_splits(0, 1),
+    "c10d::alltoall_base_": _row_splits(3, 4, 1),
+    "_c10d_functional::all_to_all_single": _row_splits(1, 2, 0),
     "_c10d_functional::broadcast": _root(1),
     "_c10d_functional::broadcast_": _root(1),
     "_c10d_functional::isend": _peer(1),

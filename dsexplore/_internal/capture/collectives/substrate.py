@@ -133,7 +133,9 @@ class FakeTensorSubstrate:
         for raw_op, entry in ops.COMMUNICATION.items():
             holder = registered_fake_impl(raw_op)
             if holder is not None:
-                described = type(holder.kernel)(_of_fake_tensors(raw_op, entry, holder.kernel, observer), __name__)
+                described = type(holder.kernel)(
+                    _wrap_fake_description(raw_op, entry, holder.kernel, observer), __name__
+                )
                 self._patches.callback(holder.kernels.remove, described)
                 holder.kernels.append(described)
 
@@ -141,7 +143,7 @@ class FakeTensorSubstrate:
         self._patches.undo()
 
 
-def _of_fake_tensors(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:
+def _wrap_fake_description(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:
     """Wrap the description of an op to observe it if its tensors are fake."""
     recorded = observed(raw_op, entry, _without_keys(description), observer)
 

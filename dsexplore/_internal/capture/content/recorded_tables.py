@@ -43,11 +43,11 @@ class EventColumns:
         """Return one row per message; columns: `schema.EVENTS`."""
         count = len(self.messages)
         columns = [pl.Series(name, values, schema.EVENTS[name]) for name, values in self.of_collectives.items()]
-        events = _of_columns(self.of_origins, schema.EVENTS)[self.origins].hstack(columns)
+        events = _build_table(self.of_origins, schema.EVENTS)[self.origins].hstack(columns)
         if events.height != count or (self.collectives != np.arange(count)).any():
             events = events[self.collectives]
         numbers = pl.Series("seq", np.arange(count), dtype=schema.EVENTS["seq"])
-        common = _of_columns(self.of_kinds, schema.EVENTS)[self.messages]
+        common = _build_table(self.of_kinds, schema.EVENTS)[self.messages]
         # By indexing and stacking: a query of its own for each of these few steps takes longer than they do.
         return common.hstack([*events, numbers, self._group_numbers()])[list(schema.EVENTS)]
 
@@ -102,20 +102,20 @@ class Recorded:
     def _make(self) -> Tables:
         tables = Tables(
             events=self.events.table(),
-            parameters=_of_columns(self.parameters, schema.PARAMETERS),
-            modules=_of_columns(self.modules, schema.MODULES),
+            parameters=_build_table(self.parameters, schema.PARAMETERS),
+            modules=_build_table(self.modules, schema.MODULES),
             groups=pl.DataFrame(self.groups, schema=schema.GROUPS, orient="row"),
             info=self.info,
-            numerics=_of_columns(self.numerics, schema.NUMERICS) if self.numerics else schema.empty("numerics"),
-            io=_of_columns(self.io, schema.IO) if self.io else schema.empty("io"),
+            numerics=_build_table(self.numerics, schema.NUMERICS) if self.numerics else schema.empty("numerics"),
+            io=_build_table(self.io, schema.IO) if self.io else schema.empty("io"),
             **self.costs,
         )
         if self.steps is not None:
-            tables = _of_steps(tables, self.steps)
-        return tables if self.trains else _of_inference(tables)
+            tables = _first_steps(tables, self.steps)
+        return tables if self.trains else _rename_inference_phase(tables)
 
 
-def _of_columns(columns: Columns, types: dict[str, pl.DataType]) -> pl.DataFrame:
+def _build_table(columns: Columns, types: dict[str, pl.DataType]) -> pl.DataFrame:
     """Build a table of these columns, with their types in a schema."""
     made = {name: _shapes(values) if name.endswith("shape") else values for name, values in columns.items()}
     return pl.DataFrame(made, schema={name: types[name] for name in columns})
@@ -128,13 +128,13 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> pl.Series:
     return pl.Series(list(map(list, numbers)), dtype=schema.EVENTS["shape"])[rows]
 
 
-def _of_steps(tables: Tables, count: int) -> Tables:
+def _first_steps(tables: Tables, count: int) -> Tables:
     """Return the tables with the rows of the first `count` steps only."""
     parts = ("events", "kernels", "memory", "numerics", "differing", "io")
     return replace(tables, **{name: getattr(tables, name).filter(pl.col("step") < count) for name in parts})
 
 
-def _of_inference(tables: Tables) -> Tables:
+def _rename_inference_phase(tables: Tables) -> Tables:
     """Rename the phase of forwards without gradients, for programs in which no call ran with gradients."""
     names = {"events": "trigger", "kernels": "module", "memory": "module", "numerics": "module", "io": "module"}
     is_apart = pl.col("phase") == "no-grad forward"

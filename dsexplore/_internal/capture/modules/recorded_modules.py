@@ -74,13 +74,13 @@ class Modules:
         entry = self._entries.get(id(module))
         if entry is not None and entry.reference() is module:
             return entry
-        return self._of_wrapper(module) or self._discover(module)
+        return self._wrapped_entry(module) or self._discover(module)
 
     def _lookup(self, module: nn.Module) -> ModuleEntry | None:
         entry = self._entries.get(id(module))
-        return entry if entry is not None and entry.reference() is module else self._of_wrapper(module)
+        return entry if entry is not None and entry.reference() is module else self._wrapped_entry(module)
 
-    def _of_wrapper(self, module: nn.Module) -> ModuleEntry | None:
+    def _wrapped_entry(self, module: nn.Module) -> ModuleEntry | None:
         """Return the entry of the module inside a known wrapper."""
         wrapper, entry = self._wrappers.get(id(module), (None, None))
         return entry if wrapper is not None and wrapper() is module else None

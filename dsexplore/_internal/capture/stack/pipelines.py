@@ -28,16 +28,16 @@ def place(reading: StackReading, op: str, args: Sequence[Any]) -> tuple[nn.Modul
 
     Args:
         reading: of the stack, with the variables of a schedule's frames.
-        op: as `_of_message` takes it.
+        op: as `_message_origin` takes it.
         args: the raw op's arguments.
     """
     if reading.owner is not None:
-        return None, _of_fsdp(reading.schedule, reading.cause)
-    stage, phase = _of_message(reading.schedule, op, args)
+        return None, _fsdp_phase(reading.schedule, reading.cause)
+    stage, phase = _message_origin(reading.schedule, op, args)
     return stage, "no-grad forward" if phase == "forward" and not torch.is_grad_enabled() else phase
 
 
-def _of_message(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
+def _message_origin(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
     """Return the stage's module and the phase of a message.
 
     Args:
@@ -56,7 +56,7 @@ def _of_message(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) 
     return None, "other"
 
 
-def _of_fsdp(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
+def _fsdp_phase(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
     """Return the phase of FSDP's collectives that a schedule issues outside the stages' modules and autograd.
 
     A schedule gathers a stage's parameters ahead of the stage's next computation, and reduces its gradients after the

@@ -88,7 +88,7 @@ class DifferingValues:
                 continue
             local = local_tensor(tensor)
             differs = self.of(local)
-            groups = self._of_mesh(tensor.device_mesh)
+            groups = self._mesh_groups(tensor.device_mesh)
             placed = frozenset(
                 group
                 for placement, group in zip(tensor.placements, groups, strict=True)
@@ -186,7 +186,7 @@ class DifferingValues:
         """Return the groups among whose ranks a DTensor is sharded or Partial."""
         if not isinstance(tensor, DTensor):
             return NOWHERE
-        groups = zip(tensor.placements, self._of_mesh(tensor.device_mesh), strict=True)
+        groups = zip(tensor.placements, self._mesh_groups(tensor.device_mesh), strict=True)
         return frozenset(group for placement, group in groups if not placement.is_replicate())
 
     def _ran_on_lists(self, op: AtenOp, given: Sequence[Any], result: Any) -> None:
@@ -211,7 +211,7 @@ class DifferingValues:
         elif self._differs:
             self._differs.pop(key, None)
 
-    def _of_mesh(self, mesh: DeviceMesh) -> list[Group]:
+    def _mesh_groups(self, mesh: DeviceMesh) -> list[Group]:
         """Return this rank's group along each axis of a mesh."""
         return [self._group(mesh, dim) for dim in range(mesh.ndim)]
 

@@ -108,7 +108,7 @@ def _not_below(raised: Curve, fewer: Curve) -> Curve:
     pairwise exchange: ranks that pass messages through CPU memory do so on several nodes too.
     """
     floors = map(fewer.at, raised.sizes)
-    ranges = [_by_end(max, *pair) for pair in zip(raised.ranges, floors, strict=True)]
+    ranges = [_combine_ends(max, *pair) for pair in zip(raised.ranges, floors, strict=True)]
     return Curve.of(raised.sizes, ranges)
 
 
@@ -121,11 +121,11 @@ def _between(fewer: Curve, more: Curve, op: str, groups: tuple[GroupShape, Group
     def interpolate(of_fewer: float, of_more: float) -> float:
         return of_fewer * float((of_more / of_fewer) ** share)
 
-    ranges = [_by_end(interpolate, fewer.at(size * to_fewer), more.at(size * to_more)) for size in fewer.sizes]
+    ranges = [_combine_ends(interpolate, fewer.at(size * to_fewer), more.at(size * to_more)) for size in fewer.sizes]
     return Curve.of(fewer.sizes, ranges)
 
 
-def _by_end(function: Callable[[float, float], float], first: Range, second: Range) -> Range:
+def _combine_ends(function: Callable[[float, float], float], first: Range, second: Range) -> Range:
     """Return the range whose ends are a function of the ends of two ranges; the one with the later end says why."""
     return Range(
         function(first.low, second.low),

@@ -98,7 +98,7 @@ def _times(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iterato
     elif op in ("all_to_all", "gather", "scatter"):
         yield from _pairwise(cluster, op, size, group)
     elif group.nodes == 1:
-        yield from _in_node(cluster, op, size, group.ranks)
+        yield from _node_seconds(cluster, op, size, group.ranks)
     else:
         yield from _ring_of_nodes(cluster, op, size, group)
         if op == "all_reduce":
@@ -133,7 +133,7 @@ def _short_and_long(
     yield start + wire_bytes / whole + _ramp(link.ramp, size)
 
 
-def _in_node(cluster: Cluster, op: str, size: float, ranks: int) -> Iterator[float]:
+def _node_seconds(cluster: Cluster, op: str, size: float, ranks: int) -> Iterator[float]:
     link, wire_bytes = cluster.node, size * bus_factor(op, ranks)
     steps = 2 if _is_direct(cluster, ranks) else _steps(op, ranks)
     start = cluster.collective_overhead + steps * link.latency
@@ -183,13 +183,13 @@ def _tree_of_nodes(cluster: Cluster, size: float, group: GroupShape) -> Iterator
     start = cluster.collective_overhead + 2 * up
     whole = group.per_node * network.bandwidth * network.achievable / (1 if group.nodes == 2 else 2)
     if group.per_node > 1:
-        whole = min(whole, _inside_tree(cluster, group.per_node))
+        whole = min(whole, _tree_bandwidth(cluster, group.per_node))
     short = min(group.per_node * network.short_bandwidth, whole)
     deeper = replace(network, ramp=network.ramp * (1 + math.log2(group.nodes)) / 2)
     yield from _short_and_long(deeper, start, size, (short, whole), size)
 
 
-def _inside_tree(cluster: Cluster, per_node: int) -> float:
+def _tree_bandwidth(cluster: Cluster, per_node: int) -> float:
     """Return the message bytes per second that a node's part of a tree passes on."""
     reduction = cluster.reduction
     if reduction is not None and per_node >= reduction.smallest_group:

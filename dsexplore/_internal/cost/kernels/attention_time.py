@@ -84,7 +84,9 @@ def block_attention_seconds(
         fewer = min(blocks, padded_keys // BLOCK)  # blocks that see fewer keys than there are
         keys_seen = BLOCK * fewer * (fewer + 1) // 2 + padded_keys * (blocks - fewer)
     pairs = causal_pairs(queries, keys) if causal else queries * keys
-    seconds_per_key = flops / (batch * heads * pairs) * BLOCK * processors / (rate * _of_width(width, generation))
+    seconds_per_key = (
+        flops / (batch * heads * pairs) * BLOCK * processors / (rate * _width_efficiency(width, generation))
+    )
     moved = max(_ROWS, queries / blocks) * width * 2 * 2  # queries and results
     active = min(processors, batch * heads * blocks)
     block_start = start * (generation.block_start + moved * active / bandwidth)
@@ -95,7 +97,7 @@ def block_attention_seconds(
     return start * generation.attention_start + max(longest_block, busy + _TAIL * longest_block)
 
 
-def _of_width(width: int, generation: Generation) -> float:
+def _width_efficiency(width: int, generation: Generation) -> float:
     """Return FLOP/s with heads of `width` beside those with heads of 128, which have more products per exponential."""
     if width <= 128:
         return max(0.25, generation.narrow + (1 - generation.narrow) * (width - 64) / 64)

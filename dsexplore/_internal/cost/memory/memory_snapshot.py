@@ -226,7 +226,7 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
         512
     """
     blocks = snapshot if isinstance(snapshot, MemorySnapshot) else read_memory_snapshot(snapshot)
-    measured = _by_use(blocks, prediction)
+    measured = _bytes_by_use(blocks, prediction)
     measured[GAPS] = blocks.gaps
     memory = prediction.memory
     predicted = dict(memory.causes.iter_rows())
@@ -244,7 +244,7 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
     return pl.DataFrame(rows, schema={"what": pl.String, "predicted": pl.Int64, "allocated": pl.Int64}, orient="row")
 
 
-def _by_use(snapshot: MemorySnapshot, prediction: Prediction) -> Counter[str]:
+def _bytes_by_use(snapshot: MemorySnapshot, prediction: Prediction) -> Counter[str]:
     """Return the allocated bytes by use, activations by the modules that keep them."""
     tables = prediction.tables
     sizes = {_rounded(size) for size in tables.parameters["local_bytes"].to_list()}

@@ -59,13 +59,13 @@ def peak_memory(memory: pl.DataFrame, kernels: pl.DataFrame, step: int, has_stre
         has_streams: whether FSDP2 gathers and reduces on streams of its own.
     """
     peaks = [
-        _of_rank(memory.filter(rank=rank), kernels.filter(rank=rank, step=step), int(rank), step, has_streams)
+        _rank_peak(memory.filter(rank=rank), kernels.filter(rank=rank, step=step), int(rank), step, has_streams)
         for rank in memory["rank"].unique().sort()
     ]
     return max(peaks, key=lambda peak: peak.size)
 
 
-def _of_rank(memory: pl.DataFrame, kernels: pl.DataFrame, rank: int, step: int, has_streams: bool) -> PeakMemory:
+def _rank_peak(memory: pl.DataFrame, kernels: pl.DataFrame, rank: int, step: int, has_streams: bool) -> PeakMemory:
     state = int(memory.sort("segment")["optimizer"][-1])
     kept = pl.max_horizontal("optimizer", pl.lit(state))
     curve = (

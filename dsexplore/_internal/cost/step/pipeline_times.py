@@ -67,7 +67,7 @@ def with_microbatches(tables: Tables, count: int) -> Tables | None:
     if count == present:
         return tables
     try:
-        ranks = [_of_rank(tables, rank, present, count) for rank in tables.kernels["rank"].unique().sort()]
+        ranks = [_rank_tables(tables, rank, present, count) for rank in tables.kernels["rank"].unique().sort()]
     except CannotSkip:
         return None
     # the list of actions is that of the original number
@@ -81,7 +81,7 @@ def with_microbatches(tables: Tables, count: int) -> Tables | None:
     )
 
 
-def _of_rank(tables: Tables, rank: int, present: int, count: int) -> dict[str, pl.DataFrame]:
+def _rank_tables(tables: Tables, rank: int, present: int, count: int) -> dict[str, pl.DataFrame]:
     """Return the tables of one rank that have rows for each microbatch, by name."""
     frames = {name: getattr(tables, name).filter(rank=rank) for name in _PARTS}
     events, memory, more = frames["events"], frames["memory"], count - present

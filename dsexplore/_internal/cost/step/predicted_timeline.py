@@ -189,7 +189,7 @@ def stage_timeline(tables: Tables, hardware: HardwareLike | None = None) -> Time
     if hardware is not None:
         prediction = predict(tables, hardware)
         return timeline_of_stages(schedule, prediction.stages(), "predicted", tables, prediction.expected_step)
-    return timeline_of_stages(schedule, _in_slots(schedule), "slots", tables)
+    return timeline_of_stages(schedule, _slot_actions(schedule), "slots", tables)
 
 
 def timeline_of_stages(
@@ -212,7 +212,7 @@ def timeline_of_stages(
         gaps = _gaps(of_rank, end)
         waited += sum(last - first for first, last in gaps)
         rows += [_span(lane, first, last, WAITING, "waits for other stages") for first, last in gaps]
-        rows += [_of_action(lane, action) for action in of_rank]
+        rows += [_action_span(lane, action) for action in of_rank]
     spans = pl.DataFrame(rows, schema=SPANS).sort("begin", maintain_order=True)
     marks = (WAITING, *dict.fromkeys(_PHASES[action.action.kind] for action in placed))
     share = waited / (end * len(lanes)) if end else 0.0
@@ -233,7 +233,7 @@ def _held(schedule: Schedule, spans: pl.DataFrame, tables: Tables) -> pl.DataFra
     return pl.DataFrame(rows, schema=HELD, orient="row")
 
 
-def _in_slots(schedule: Schedule) -> list[ScheduledAction]:
+def _slot_actions(schedule: Schedule) -> list[ScheduledAction]:
     stages = range(schedule.stages)
     return place(schedule, dict.fromkeys(stages, 1.0), dict.fromkeys(stages, 2.0), 0.0)
 
@@ -253,7 +253,7 @@ def _span(lane: str, begin: float, end: float, mark: str, name: str, label: str 
     return {"lane": lane, "begin": begin, "end": end, "mark": mark, "name": name, "label": label}
 
 
-def _of_action(lane: str, placed: ScheduledAction) -> dict[str, Any]:
+def _action_span(lane: str, placed: ScheduledAction) -> dict[str, Any]:
     _, kind, number = placed.action
     return _span(lane, placed.start, placed.end, _PHASES[kind], _name(placed.action), f"{kind}{number}")
 

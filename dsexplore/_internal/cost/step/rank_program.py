@@ -230,7 +230,7 @@ class _ItemReader:
         waited = set(kernels["waits_for"].drop_nulls())
         collectives = [self._collective(row, rank, waited) for row in events.iter_rows(named=True)]
         self._busy = self._multiplying(kernels)
-        items = self._in_order(kernels, collectives)
+        items = self._ordered_items(kernels, collectives)
         return StepProgram(rank, step, items, list(self.notes))
 
     def _multiplying(self, kernels: pl.DataFrame) -> float:
@@ -238,7 +238,7 @@ class _ItemReader:
         products = kernels.filter(kind="matmul").group_by("dtype").agg(pl.sum("flops"))
         return float(sum(flops / stated_rate(dtype, self.cluster) for dtype, flops in products.iter_rows()))
 
-    def _in_order(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
+    def _ordered_items(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
         """Return kernels, waits for issued collectives, and the collectives, each before the kernels that follow it."""
         issued = [collective.seq for collective in collectives]
         kernels = kernels.filter((pl.col("kind") != "wait") | pl.col("waits_for").is_in(issued))

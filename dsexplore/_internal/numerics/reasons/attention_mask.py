@@ -32,10 +32,10 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
             "from the start of the sequence, not of a rank's chunk"
         )
         return Match("mask", looks, change)
-    return _of_rows(parts, entry)
+    return _match_rows(parts, entry)
 
 
-def _of_rows(parts: Sequence[Part], entry: Compared) -> Match | None:
+def _match_rows(parts: Sequence[Part], entry: Compared) -> Match | None:
     """Look for attention that is right in some sequences of the batch and wrong in others, as by a mask of padding."""
     wrong = _wrong_positions(parts, entry, 0) if _is_in_attention(entry.record.module) else None
     if wrong is None or not bool(wrong.any()) or bool(wrong.all()):

@@ -21,7 +21,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     """Look for one factor, n or 1/n, of the values of all ranks, or of the bias that a module adds to each row."""
     factor = common_factor(parts, entry)
     if factor is None:
-        return _of_bias(parts, entry, comparison)
+        return _match_bias(parts, entry, comparison)
     times = round(max(factor, 1 / factor)) if factor > 0 else 0
     if not 2 <= times <= MOST_SCALE or not is_close(max(factor, 1 / factor), times):
         return None
@@ -46,7 +46,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     )
 
 
-def _of_bias(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+def _match_bias(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for a bias that is n times in a module's output, because each rank added it before a sum over ranks."""
     factors = set()
     name = f"{entry.record.module}.bias".removeprefix(".")

@@ -23,7 +23,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
     Its weight has at least as many rows as columns, so in float64 the input follows from output, weight and bias.
     """
-    given = _of_input(parts, entry, comparison)
+    given = _input_entry(parts, entry, comparison)
     if given is None:
         return None
     for other in (missing_reduction.rule, misplaced_slices.shift, misplaced_slices.permutation, factor.rule):
@@ -33,7 +33,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     return None
 
 
-def _of_input(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Compared | None:
+def _input_entry(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Compared | None:
     """Return the inputs of a linear layer as an entry; None where they do not follow from its outputs."""
     if entry.phase != "forward" or entry.record.name != "output" or entry.whole.dim() < 2:
         return None

@@ -19,7 +19,7 @@ CHANGE = (
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for one factor of all gradients of each rank, where the reference's gradients are clipped."""
     if entry.phase == "optimizer":
-        return _of_update(parts, entry)
+        return _match_update(parts, entry)
     if entry.phase != "gradient":
         return None
     entries = comparison.of("gradient", entry.record.step)
@@ -67,7 +67,7 @@ def _clipped_first(entries: Sequence[Compared], comparison: Comparison, step: in
     return Match("local norm", looks, "reduce gradients over the ranks first, then clip by the norm of all")
 
 
-def _of_update(parts: Sequence[Part], entry: Compared) -> Match | None:
+def _match_update(parts: Sequence[Part], entry: Compared) -> Match | None:
     """Look for updates that each rank scales by norms of its shard, where the reference has those of the parameter.
 
     So do LARS and LAMB by the norm of the parameter over that of the update, and Adafactor by that of the update.

@@ -125,7 +125,7 @@ def shift(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Mat
                 f"rank {part.holder.rank} has positions {runs_text(indices)} of dim {dim} where "
                 f"{runs_text(part.indices[dim])} belong"
             )
-    if (looks := _of_sources(entry, comparison)) is not None:
+    if (looks := _describe_sources(entry, comparison)) is not None:
         return _shift_match(looks)
     for dim in range(entry.whole.dim() - 1):
         for by in [sign * far for far in range(1, _FARTHEST + 1) for sign in (1, -1)]:
@@ -134,7 +134,7 @@ def shift(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Mat
     return None
 
 
-def _of_sources(entry: Compared, comparison: Comparison) -> str | None:
+def _describe_sources(entry: Compared, comparison: Comparison) -> str | None:
     """Say which right outputs that this one is computed of have other positions of the sequence on a rank.
 
     Worked example: tokens are dealt in pairs of a head and a tail chunk, and positions count on: rank 0 of two has rows

@@ -15,7 +15,7 @@ _WITHOUT_PADDING = "leave padding out of the loss and of the number that it is d
 def padding(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for gradients at rows where the reference has none, or for a mean or a pool that counts these rows."""
     if entry.phase == "forward":
-        return _in_pool(entry, comparison)
+        return _match_pooling(entry, comparison)
     if entry.phase == "backward":
         return _with_gradient_of_padding(parts, entry)
     if entry.phase not in ("gradient", "optimizer"):
@@ -47,7 +47,7 @@ def _with_gradient_of_padding(parts: Sequence[Part], entry: Compared) -> Match |
     return Match("padding", f"{count} rows have a gradient that the reference leaves out", _WITHOUT_PADDING)
 
 
-def _in_pool(entry: Compared, comparison: Comparison) -> Match | None:
+def _match_pooling(entry: Compared, comparison: Comparison) -> Match | None:
     """Look for an output without positions, computed of ends of sequences from which the reference takes nothing.
 
     What a module takes from a position is seen by the gradient there of the output that it is computed of.

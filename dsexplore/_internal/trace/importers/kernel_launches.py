@@ -52,7 +52,7 @@ def launches_of(trace: ProfilerFile, kernels: Sequence[Event]) -> list[Launch]:
     numbers = [_number(event, "correlation") for event in kernels]
     launched = trace.launches_of({number for number in numbers if number is not None})
     calls = [launched.get(number) if number is not None else None for number in numbers]
-    tied = [call or _by_external_id(event, by_number) for event, call in zip(kernels, calls, strict=True)]
+    tied = [call or _find_by_external_id(event, by_number) for event, call in zip(kernels, calls, strict=True)]
     around = ranges.around([(thread_of(event), begin_of(event)) if event else (None, 0.0) for event in tied])
     return [
         _launch(trace, kernel, event, ops, by_number) for kernel, event, ops in zip(kernels, tied, around, strict=True)
@@ -65,7 +65,7 @@ def _launch(
     if tied is None:
         return Launch(None, None if trace.launches else begin_of(kernel), ())
     innermost_first = tuple(reversed(tuple(ops)))
-    if not innermost_first and (named := _by_external_id(kernel, by_number)) is not None:
+    if not innermost_first and (named := _find_by_external_id(kernel, by_number)) is not None:
         innermost_first = (named,)
     return Launch(thread_of(tied), begin_of(tied), innermost_first)
 
@@ -75,7 +75,7 @@ def _describes(event: Event) -> bool:
     return name == DESCRIPTION or BACKENDS_RANGE.match(name) is not None or is_library_op(name)
 
 
-def _by_external_id(kernel: Event, by_number: dict[str, Event]) -> Event | None:
+def _find_by_external_id(kernel: Event, by_number: dict[str, Event]) -> Event | None:
     number = _external_id(kernel)
     if number is None or number == str(arguments_of(kernel).get("correlation")):
         return None

@@ -126,10 +126,10 @@ def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
     exposed = ComputeTime(trace.kernels).exposed(kernels)
     launches = launches_of(trace, kernels)
     on_gpu = [
-        _of_kernel(event, alone, launch, trace.base)
+        _kernel_call(event, alone, launch, trace.base)
         for event, alone, launch in zip(kernels, exposed, launches, strict=True)
     ]
-    on_cpu = [call for call in _on_cpu(trace) if not on_gpu or call.end is not None]
+    on_cpu = [call for call in _cpu_calls(trace) if not on_gpu or call.end is not None]
     calls = [*on_gpu, *on_cpu]
     return sorted(calls, key=lambda call: call.start)
 
@@ -142,7 +142,7 @@ def _is_call(event: Event) -> bool:
     return is_kernel(str(event.get("cat", "")))
 
 
-def _of_kernel(event: Event, exposed: int | None, launch: Launch, base: int) -> ProfilerCall:
+def _kernel_call(event: Event, exposed: int | None, launch: Launch, base: int) -> ProfilerCall:
     arguments = arguments_of(event)
     if "Collective name" not in arguments:
         described = (arguments_of(op) for op in launch.ops)
@@ -220,7 +220,7 @@ def _tensors(op: Event) -> tuple[tuple[int, str], ...]:
     return tuple(tensors)
 
 
-def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
+def _cpu_calls(trace: ProfilerFile) -> Iterable[ProfilerCall]:
     """Yield the collectives on the CPU: c10d's ops with the end of their gloo works, and gloo works without an op.
 
     Files of old versions have works without an op.
@@ -249,7 +249,7 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
             tensors_of=of,
         )
     remaining = works.left()
-    yield from (_of_work(work, trace.base) for work in remaining)
+    yield from (_work_call(work, trace.base) for work in remaining)
     if not issued and not remaining:
         named = [event for event in described if "Collective name" in arguments_of(event) or _ranges_in(inside, event)]
         yield from (_described(event, inside, trace.base) for event in named or described)
@@ -328,7 +328,7 @@ def _described_once(events: Iterable[Event]) -> list[Event]:
     return distinct
 
 
-def _of_work(work: Event, base: int) -> ProfilerCall:
+def _work_call(work: Event, base: int) -> ProfilerCall:
     """Return the call for a gloo work without a known op."""
     start = nanoseconds(work["ts"], base)
     op = plain_op(work["name"].removeprefix("gloo:"))

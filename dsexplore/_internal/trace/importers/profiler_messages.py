@@ -28,7 +28,7 @@ def message_of(call: ProfilerCall, group_size: int) -> tuple[int | None, str, in
     dtype = dtype or next((kind for _, kind in call.tensors if kind), "") or dtype_in_kernel(call.raw_op)
     elements = _stated(call, group_size)
     if elements is None:
-        elements = _of_tensors(call, group_size)
+        elements = _tensor_elements(call, group_size)
     if elements is None or elements > MOST_ELEMENTS:
         return None, dtype, None
     width = item_size(dtype)
@@ -78,7 +78,7 @@ def _possible(value: object) -> int | None:
     return number if 0 <= number <= MOST_ELEMENTS else None
 
 
-def _of_tensors(call: ProfilerCall, group_size: int) -> int | None:
+def _tensor_elements(call: ProfilerCall, group_size: int) -> int | None:
     """Return the elements of the whole message according to the tensors of an op; None if they do not say it."""
     elements = max((count for count, _ in call.tensors if count <= MOST_ELEMENTS), default=None)
     if elements is None or not _is_part_of_rank(call):

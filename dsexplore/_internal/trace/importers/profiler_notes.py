@@ -26,7 +26,7 @@ def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -
         trace: the file.
         damaged: number of its events that were omitted.
     """
-    yield from _on_kernels(calls)
+    yield from _kernel_notes(calls)
     name = trace.file.name
     if not calls:
         yield f"{name} has no collectives: {_content(trace)}"
@@ -36,7 +36,7 @@ def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -
         yield f"{name}: {format_count(damaged, 'damaged event')} left out"
 
 
-def _on_kernels(calls: Iterable[ProfilerCall]) -> Iterable[str]:
+def _kernel_notes(calls: Iterable[ProfilerCall]) -> Iterable[str]:
     """Yield a note on each kernel whose collective is unknown, and each of a library beside torch.distributed."""
     by_kernel: dict[tuple[str, str], list[ProfilerCall]] = defaultdict(list)
     for call in calls:

@@ -95,7 +95,7 @@ def _initializing(original: Callable[[], None], parts: Parts) -> Callable[[], No
     use = parts[FirstUse]
 
     def lazy_init() -> None:
-        """Let C++ go on to the op that makes a first tensor on ``cuda``, and ``torch.cuda`` fail as on a CPU."""
+        """Skip the initialization of CUDA for C++, which then runs the op on ``cuda``; fail for ``torch.cuda``."""
         asker = str(sys._getframe(1).f_globals.get("__name__", ""))
         if asker.startswith("torch.cuda") or not use.counts():
             original()

@@ -100,7 +100,7 @@ def _as_compiled(model: nn.Module) -> nn.Module:
 
 
 def _no_trees_of_graphs(patches: Patches, parts: Parts) -> None:
-    """Let ``torch.compiler.reset`` and ``cudagraph_mark_step_begin`` import what holds no CUDA graphs."""
+    """Add an empty module of CUDA graph trees, for ``torch.compiler.reset`` and ``cudagraph_mark_step_begin``."""
     if TREES_OF_GRAPHS not in sys.modules:
         module = ModuleType(TREES_OF_GRAPHS, "No CUDA graph is there.")
         vars(module).update(mark_step_begin=lambda: None, reset_cudagraph_trees=lambda: None)

@@ -1,4 +1,4 @@
-"""Let ``import`` find stand-ins for missing GPU extensions while a simulated world of GPUs is open."""
+"""An import hook that finds stand-ins for missing GPU extensions while a simulated world of GPUs is open."""
 
 from __future__ import annotations
 

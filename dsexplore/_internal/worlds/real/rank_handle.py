@@ -249,7 +249,7 @@ class RankHandle:
         return bool(Standing.of(self._stack).call)
 
     def release(self) -> None:
-        """Let a finished rank exit by itself."""
+        """Allow a finished rank to exit by itself."""
         if self.status == "ok":
             with suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)

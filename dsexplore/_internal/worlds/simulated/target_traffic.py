@@ -79,7 +79,7 @@ def _shard_dim_alltoall(original: Function, _parts: Parts) -> Function:
 
 
 def _is_rng_supported(_original: Function, _parts: Parts) -> Function:
-    """Let random ops of DTensors share the generator's state on a CPU mesh too.
+    """Replace the check for a mesh with a random generator, so that DTensors on a CPU mesh share its state too.
 
     Mirrors ``is_rng_supported_mesh`` in ``torch/distributed/tensor/_random.py``, which says no for a CPU: DTensor then
     makes no ``OffsetBasedRNGTracker``.
@@ -117,7 +117,7 @@ def _generator_tracker(_original: type, _parts: Parts) -> type[GeneratorTracker]
 
 
 def _are_we_tracing(original: Callable[[], bool], _parts: Parts) -> Callable[[], bool]:
-    """Let the first random op of fake DTensors broadcast the generator's state too.
+    """Replace the check for tracing, so that the first random op of fake DTensors broadcasts the generator's state.
 
     Mirrors ``_are_we_tracing`` in ``torch/distributed/_functional_collectives.py``, which takes any mode of fake
     tensors for a compiler that traces, also that of the world: DTensor then leaves the broadcast out.
@@ -159,7 +159,7 @@ def _take_module_states(_original: Function, _parts: Parts) -> Function:
 
 
 def _check_hook(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
-    """Let DDP take ``bf16_compress_hook`` and its wrapper.
+    """Replace the check of communication hooks by one that accepts ``bf16_compress_hook`` and its wrapper.
 
     Mirrors ``DistributedDataParallel._check_comm_hook`` in ``torch/nn/parallel/distributed.py``, which refuses hooks of
     these names where torch is built without CUDA, or finds no NCCL.
