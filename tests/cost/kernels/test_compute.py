@@ -17,7 +17,6 @@ from dsexplore._internal.cost.kernels.compute import (
     Speed,
     host_seconds,
     kernel_seconds,
-    shape_efficiency,
     slowest_of,
 )
 from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
@@ -42,18 +41,6 @@ def row(**values: Any) -> dict[str, Any]:
 
 def product(m: int, n: int, k: int, dtype: str = "bfloat16") -> dict[str, Any]:
     return row(kind="matmul", op="mm", dtype=dtype, shape=[1, m, n, k], flops=2 * m * n * k)
-
-
-@given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
-def test_no_shape_is_faster_than_the_gpu(m: int, n: int, k: int) -> None:
-    assert 0 < shape_efficiency((1, m, n, k), "hopper") <= 1
-
-
-def test_one_tile_more_than_fits_costs_a_wave() -> None:
-    """132 multiprocessors: 132 tiles of 256 × 128 fill a wave; one column of tiles more needs another."""
-    full, more = (shape_efficiency((1, 256 * 12, 128 * columns, 8192), "hopper") for columns in (11, 12))
-    assert full > 0.95
-    assert more < 0.9 * full
 
 
 def test_large_products_reach_what_ordinary_ones_do() -> None:

@@ -14,6 +14,7 @@ from dsexplore._internal.cost.kernels.product_time import (
     heat,
     is_known_alone,
     product_alone,
+    shape_efficiency,
     stated_rate,
 )
 from dsexplore.cost import Cluster
@@ -56,6 +57,18 @@ def test_k_is_divided_where_tiles_are_few_but_not_of_narrow_numbers() -> None:
     wide, narrow = (alone(256, 512, 16384, dtype) / alone(256, 512, 8192, dtype) for dtype in list(BYTES)[:2])
     assert wide < 1.6
     assert narrow > 1.7
+
+
+@given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
+def test_no_shape_is_faster_than_the_gpu(m: int, n: int, k: int) -> None:
+    assert 0 < shape_efficiency((1, m, n, k), "hopper") <= 1
+
+
+def test_one_tile_more_than_fits_costs_a_wave() -> None:
+    """132 multiprocessors: 132 tiles of 256 × 128 fill a wave; one column of tiles more needs another."""
+    full, more = (shape_efficiency((1, 256 * 12, 128 * columns, 8192), "hopper") for columns in (11, 12))
+    assert full > 0.95
+    assert more < 0.9 * full
 
 
 @given(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 9000), st.sampled_from(list(BYTES)))

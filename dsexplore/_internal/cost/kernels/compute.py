@@ -3,10 +3,8 @@
 A kernel takes the longer of its arithmetic and its memory traffic (the roofline), and a fixed time besides.
 
 * Products: the stated FLOP/s × the part that the best product reaches (both of the cluster's file) × what ordinary
-  shapes reach of that × how well the shape fills the GPU. A product is cut into tiles, one per multiprocessor at a
-  time, so its last wave is partly empty: see ``dl-performance-matrix-multiplication`` at docs.nvidia.com. That is of a
-  GPU that has computed for a while. One that has not is not at the limit of its power yet, and its clocks are higher:
-  see `cost.kernels.product_time`.
+  shapes reach of that × how well its tiles fill the GPU. That is of a GPU that has computed for a while. One that has
+  not is not at the limit of its power yet, and its clocks are higher: see `cost.kernels.product_time`.
 * Attention: the stated FLOP/s × what published kernels reach, in blocks of queries: see
   `cost.kernels.attention_time`. Torch takes FlashAttention-2 for bf16. With few queries, the bytes of keys and values
   count.
@@ -20,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any, Literal
@@ -33,19 +30,15 @@ from dsexplore._internal.cost.kernels.product_time import (
     heat,
     is_known_alone,
     product_alone,
+    shape_efficiency,
     stated_rate,
 )
 
 Attention = Literal["flash-2", "cudnn"]
 """The attention kernels that run: those of FlashAttention-2, or of cuDNN where they are faster."""
 
-_TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62))
-"""Rows and columns of a tile, and how fast it is beside the largest: a tile reads (rows + columns) × k numbers for
-rows × columns × k multiplications, so small ones wait for memory."""
 _TILE = 128
 """Queries, and keys, that one block of an attention kernel takes at a time: it computes whole tiles."""
-_PROLOGUE = 128
-"""Steps along k that a tile takes to fill its buffers and to write its result, during which it multiplies nothing."""
 _ORDINARY = 0.88
 """Large products of ordinary shapes beside the fastest of all shapes, which is what files call achievable: where both
 other dims are 4096 the best of many numbers of rows reaches 80 to 90 % of it (stas00/ml-engineering,
@@ -258,30 +251,3 @@ def _attention_seconds(row: Mapping[str, Any], cluster: Cluster, kernels: Attent
     filled = blocks / (waves * generation.multiprocessors)
     used = queries / (-(-queries // _TILE) * _TILE) * keys / (-(-keys // _TILE) * _TILE)
     return float(int(row["flops"]) / (rate * filled * used))
-
-
-@lru_cache(maxsize=4096)
-def shape_efficiency(shape: tuple[int, ...], generation: str) -> float:
-    """Return the rate of a product of this shape as a fraction of that of large products, at most 1.
-
-    Args:
-        shape: batch, m, n, k; empty if unknown, which counts as large.
-        generation: of the GPU.
-
-    Example: 132 multiprocessors compute 133 tiles in two waves, so nearly half of the time is lost.
-    """
-    if len(shape) != 4 or GENERATIONS[generation].multiprocessors == 1:
-        return 1.0
-    batch, m, n, k = shape
-    processors = GENERATIONS[generation].multiprocessors
-    best = 0.0
-    for rows, columns, relative in _TILES:
-        tiles = batch * -(-m // rows) * -(-n // columns)
-        for parts in (1, 2, 4, 8):
-            if parts > 1 and (k < parts * 1024 or tiles * parts > 2 * processors):
-                break
-            waves = -(-tiles * parts // processors)
-            filled = batch * m * n * parts / (waves * processors * rows * columns)
-            depth = k / parts
-            best = max(best, relative * filled * depth / (depth + _PROLOGUE))
-    return best

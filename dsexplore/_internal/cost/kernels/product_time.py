@@ -1,8 +1,9 @@
-"""The time of one matrix product on a GPU that is not at the limit of its power: in tiles, with its highest clocks.
+"""Matrix products in tiles: how well they fill a GPU, and their time where it is not at the limit of its power.
 
 A product is cut into tiles, and where these are few, k into parts, whose sums are added. Each multiprocessor computes
-one tile at a time. A tile needs some steps along k before it multiplies, and a small one waits for the bytes that it
-reads.
+one tile at a time, so the last wave of tiles is partly empty (``dl-performance-matrix-multiplication`` at
+docs.nvidia.com). A tile needs some steps along k before it multiplies, and a small one waits for the bytes that it
+reads: (rows + columns) × k numbers for rows × columns × k multiplications.
 
 Products of numbers of 8 and 4 bits (``torch._scaled_mm``) multiply twice and four times as much in a step. Their
 kernels do not divide k, their small tiles wait longer, as each byte is multiplied by as many more, and they read scales
@@ -21,28 +22,46 @@ from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
 _UNITS = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp32"}
 _NARROW_UNITS = {"float8": "fp8", "float4": "fp4"}
 _WIDER = {"fp4": "fp8", "fp8": "bf16", "fp16": "bf16", "tf32": "fp32"}
-_TILES = (
-    (256, 128),
-    (128, 256),
-    (128, 128),
-    (128, 192),
-    (192, 128),
-    (64, 256),
-    (256, 64),
-    (128, 64),
-    (64, 128),
-    (64, 64),
+
+
+class Tiling(NamedTuple):
+    """How libraries cut products into tiles, and k into parts.
+
+    Attributes:
+        tiles: rows and columns of each tile, and how fast it is beside the largest.
+        prologue: steps along k for which a tile multiplies nothing: it fills its buffers, and writes its result.
+        parts: numbers of parts of k.
+        least_part: steps along k of the shortest part.
+        most_waves: waves of tiles up to which k is divided.
+    """
+
+    tiles: tuple[tuple[int, int, float], ...]
+    prologue: int
+    parts: tuple[int, ...] = (1,)
+    least_part: int = 0
+    most_waves: int = 0
+
+
+def _tiles(power: float) -> tuple[tuple[int, int, float], ...]:
+    """Return the tiles of libraries, slower than the largest by a power of their intensity beside its own."""
+    largest = 256 * 128 / (256 + 128)
+    sizes = (256, 128), (128, 128), (128, 192), (64, 256), (128, 64), (64, 64)
+    both = dict.fromkeys(tile for rows, columns in sizes for tile in ((rows, columns), (columns, rows)))
+    return tuple((r, c, min(1.0, (r * c / (r + c) / largest) ** power)) for r, c in both)
+
+
+SUSTAINED = Tiling(
+    ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62)),
+    128,
+    (1, 2, 4, 8),
+    1024,
+    2,
 )
-_PARTS = (1, 2, 4, 8, 16)
-"""Tiles, and parts along k, that libraries choose from. These, and the four numbers below, were chosen by a look at one
-table, of torch's linear layers on an H100 (aiconfigurator-core 0.12.0, Apache-2.0, PyPI:
-systems/data/h100_sxm/gemm/vllm, bf16, 35,742 products); benchmarks/gemm_accuracy.py predicts the others."""
-_SMALL_TILE = 0.1
-"""Power of a tile's intensity, beside that of the largest, by which it is slower."""
-_LEAST_PART = 512
-"""Steps along k of the shortest part."""
-_PROLOGUE = 192
-"""Steps along k for which a tile multiplies nothing."""
+"""Of a GPU at the limit of its power: small tiles read more for each multiplication, which takes power from others."""
+_SINGLE = Tiling(_tiles(0.1), 192, (1, 2, 4, 8, 16), 512, 3)
+"""Of single products. Its numbers were chosen by a look at one table, of torch's linear layers on an H100
+(aiconfigurator-core 0.12.0, Apache-2.0, PyPI: systems/data/h100_sxm/gemm/vllm, bf16, 35,742 products);
+benchmarks/gemm_accuracy.py predicts the others."""
 _JOINING = 2.5e-6
 """Seconds in which the parts of a product that was split along k are added."""
 _NARROW_BURST = {"fp8": 0.70, "fp4": 0.65}
@@ -51,8 +70,7 @@ _NARROW_BURST = {"fp8": 0.70, "fp4": 0.65}
 These, and the three numbers below, were chosen by a look at 250 products each of vLLM's and TensorRT-LLM's fp8 on an
 H100, and of vLLM's fp8 and nvfp4 on a B200 (systems/data/*/gemm there); benchmarks/narrow_accuracy.py predicts others.
 """
-_NARROW_SMALL_TILE = 0.6
-_NARROW_PROLOGUE = 384
+_NARROW = Tiling(_tiles(0.6), 384)
 _NARROW_START = 2e-6
 """Seconds in which a kernel reads its scales."""
 _NARROW_DOUBT = 1.25
@@ -131,44 +149,58 @@ def product_alone(
     """
     factors = factors or ProductFactors()
     generation, narrow = GENERATIONS[cluster.generation], _NARROW_BURST.get(_unit(dtype, cluster))
-    steps = _tiled_steps(shape, generation.multiprocessors, narrow is not None)
+    flops = _tiled_flops(shape, generation.multiprocessors, _SINGLE if narrow is None else _NARROW)
     memory = factors.memory * traffic / (cluster.memory.bandwidth * cluster.memory.achievable)
     rate = stated_rate(dtype, cluster) * (generation.burst or _UNMEASURED_BURST)
     if narrow is None:
-        arithmetic, start = factors.arithmetic * steps / rate, factors.memory * generation.start
-        if _tiled_steps(shape, generation.multiprocessors, False, (1,)) > steps:
+        arithmetic, start = factors.arithmetic * flops / rate, factors.memory * generation.start
+        if _tiled_flops(shape, generation.multiprocessors, _SINGLE._replace(parts=(1,))) > flops:
             start += factors.memory * _JOINING
     else:
         # Libraries of narrow products differ from one another twice as much.
         doubt = _NARROW_DOUBT if generation.burst else _UNMEASURED_DOUBT
-        arithmetic = factors.arithmetic ** (2 * doubt) * steps / (rate * narrow)
+        arithmetic = factors.arithmetic ** (2 * doubt) * flops / (rate * narrow)
         start = factors.start**doubt * ((generation.start or _UNMEASURED_START) + _NARROW_START)
     return float((arithmetic**3 + memory**3) ** (1 / 3)) + start
 
 
+def shape_efficiency(shape: tuple[int, ...], generation: str) -> float:
+    """Return the sustained rate of a product of this shape as a fraction of that of large products, at most 1.
+
+    Args:
+        shape: batch, m, n, k; empty if unknown, which counts as large.
+        generation: of the GPU.
+
+    Example:
+        133 tiles take 132 multiprocessors two waves, unless they are smaller.
+
+        >>> [round(shape_efficiency((1, 256 * tiles, 128, 8192), "hopper"), 2) for tiles in (132, 133)]
+        [0.98, 0.79]
+    """
+    processors = GENERATIONS[generation].multiprocessors
+    if len(shape) != 4 or processors == 1:
+        return 1.0
+    batch, m, n, k = shape
+    return 2 * batch * m * n * k / _tiled_flops(shape, processors, SUSTAINED)
+
+
 @lru_cache(maxsize=4096)
-def _tiled_steps(
-    shape: tuple[int, ...], processors: int, is_narrow: bool, parts_of_k: tuple[int, ...] | None = None
-) -> float:
+def _tiled_flops(shape: tuple[int, ...], processors: int, tiling: Tiling) -> float:
     """Return the FLOPs that a GPU could have computed while it computes a product in the best of tiles and parts.
 
     Args:
         shape: batch, m, n, k.
         processors: of the GPU.
-        is_narrow: whether its numbers have 8 bits or fewer.
-        parts_of_k: numbers of parts to choose from; None for those of the libraries.
+        tiling: tiles and parts to choose from.
     """
     batch, m, n, k = shape
     best = float("inf")
-    largest = 256 * 128 / (256 + 128)
-    power, prologue = (_NARROW_SMALL_TILE, _NARROW_PROLOGUE) if is_narrow else (_SMALL_TILE, _PROLOGUE)
-    for rows, columns in _TILES:
-        slower = min(1.0, (rows * columns / (rows + columns) / largest) ** power)
+    for rows, columns, relative in tiling.tiles:
         tiles = batch * -(-m // rows) * -(-n // columns)
-        for parts in parts_of_k or ((1,) if is_narrow else _PARTS):
-            if parts > 1 and (k < parts * _LEAST_PART or tiles * parts > 3 * processors):
+        for parts in tiling.parts:
+            if parts > 1 and (k < parts * tiling.least_part or tiles * parts > tiling.most_waves * processors):
                 break
             waves = -(-tiles * parts // processors)
-            steps = -(-k // parts) + prologue
-            best = min(best, waves * processors * 2 * rows * columns * steps / slower)
+            steps = -(-k // parts) + tiling.prologue
+            best = min(best, waves * processors * 2 * rows * columns * steps / relative)
     return best
