@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsexplore._internal.aio.buffers import Buffer, fill_random
-from dsexplore._internal.aio.disk import cached_share, data_share, disk_of, drop_cached
+from dsexplore._internal.aio.disk import cached_share, data_share, disk_of, drop_cached, probed_rate
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -140,3 +140,18 @@ def test_kinds_of_filesystem(filesystem: str, device: str, kind: str) -> None:
     from dsexplore._internal.aio.disk import _kind_of
 
     assert _kind_of(filesystem, device) == kind
+
+
+def test_the_fastest_of_a_few_tries_counts(tmp_path: Path) -> None:
+    looks = iter([0.0, 0.2, 1.0, 1.05, 2.0, 2.1])
+    with (tmp_path / "file").open("wb") as file:
+        assert probed_rate(file.fileno(), 8 << 20, lambda: next(looks)) == pytest.approx((8 << 20) / 0.05)
+    assert (tmp_path / "file").stat().st_size == 8 << 20
+    assert list(looks) == []  # a third of a second was used up
+
+
+def test_a_slow_disk_is_tried_once(tmp_path: Path) -> None:
+    looks = iter([0.0, 2.0])
+    with (tmp_path / "file").open("wb") as file:
+        assert probed_rate(file.fileno(), 1 << 30, lambda: next(looks)) == 8 << 20
+    assert (tmp_path / "file").stat().st_size == 16 << 20

@@ -47,7 +47,7 @@ def test_what_the_filesystem_says_of_direct_requests(
 
     def statx(_number: int, _fd: int, _name: int, _flags: int, mask: int, answer: int) -> int:
         ctypes.memmove(answer, struct.pack("=I", mask * says_it), 4)
-        ctypes.memmove(answer + 0x98, struct.pack("=II", *alignments), 8)  # stx_dio_mem_align, stx_dio_offset_align
+        ctypes.memmove(answer + 0x98, struct.pack("=II", *alignments), 8)  # the place that the kernel's header gives
         return 0
 
     monkeypatch.setattr(syscalls, "SUPPORTED", True)

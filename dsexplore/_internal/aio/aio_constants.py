@@ -1,4 +1,4 @@
-"""Names and defaults of the ``"aio"`` block of a DeepSpeed config."""
+"""Names and defaults of the ``"aio"`` block of a DeepSpeed config, and units of direct I/O."""
 
 from typing import Final
 
@@ -29,7 +29,8 @@ AIO_FORMAT: Final = """
 """
 
 SECTOR: Final = 512
-"""The smallest unit that any disk addresses: a block size is a multiple of it."""
+"""Bytes of the smallest unit that any disk addresses: a block size is a multiple of it."""
 
 PAGE: Final = 4096
-"""Direct requests begin and end on this boundary of the file, so that none shares a cached page with a tail."""
+"""Bytes of a page of the page cache. Direct requests begin and end at multiples of it, so that none shares a page with
+the unaligned head or tail of a transfer, which goes through that cache."""

@@ -127,7 +127,7 @@ def _sweep_all(args: argparse.Namespace) -> int:
         if result.interrupted:
             break
     if args.json:
-        kept = [_as_json(result) for result in results]
+        kept = [_json_values(result) for result in results]
         print(json.dumps(kept[0] if len(parts) == 1 else kept, indent=1), flush=True)
     elif len(results) > 1:
         print(_fastest(results), flush=True)
@@ -239,7 +239,7 @@ def _save(result: SweepResult, args: argparse.Namespace, suffix: str) -> OSError
     return failed
 
 
-def _as_json(result: SweepResult) -> dict[str, Any]:
+def _json_values(result: SweepResult) -> dict[str, Any]:
     """Return the block, the settings tied with the fastest, and all measurements."""
     if not result.rounds:
         return {"aio": None, **result.to_json()}

@@ -1,4 +1,4 @@
-"""The disk that a path is on: filesystem, device, and whether direct I/O works."""
+"""The disk that a path is on: filesystem, device, whether direct I/O works, and a first estimate of its rate."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import errno
 import os
 import re
 import struct
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.backends import syscalls as sc
-from dsexplore._internal.aio.buffers import Buffer
+from dsexplore._internal.aio.buffers import Buffer, fill_random
 from dsexplore._internal.aio.transfer_file import O_DIRECT, Alignment, TransferFile, direct_alignment, make_durable
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "glusterfs", "beegfs", "9p", "afs"}
@@ -20,6 +23,11 @@ _NETWORK_FUSE = {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", 
 _VIRTUAL_DRIVERS = {"virtio_blk", "vbd", "xen-blkfront"}
 _VIRTUAL_MODELS = ("qemu", "vmware", "vbox", "virtual")
 _MEMORY = {"tmpfs", "ramfs", "zram"}
+_PROBE = 16 << 20
+"""Bytes written at once for a first estimate of the rate."""
+_PROBES = 4
+_PROBE_SECONDS = 0.3
+"""Seconds after which no further write is tried: other programs only add to a time, so a slow one may be theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | Non
         alignment = direct_alignment(target.fd)
         if alignment is None:
             return None, "the filesystem says that it takes no direct requests (statx)"
-        trial = Buffer(max(alignment.offset, 4096))
+        trial = Buffer(max(alignment.offset, PAGE))
         try:
             os.preadv(target.fd, [trial.bytes.data], 0)
         except OSError as error:
@@ -200,3 +208,15 @@ def _model_of(path: str | os.PathLike[str]) -> str:
         with suppress(OSError):
             return candidate.read_text(encoding="utf-8", errors="replace").strip()
     return ""
+
+
+def probed_rate(fd: int, nbytes: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the bytes per second at which the first bytes of a file reach the disk: the fastest of a few tries."""
+    data = fill_random(Buffer(min(nbytes, _PROBE)))
+    durations: list[float] = []
+    while sum(durations) < _PROBE_SECONDS and len(durations) < _PROBES:
+        begun = clock()
+        os.pwrite(fd, data.bytes.data, 0)
+        os.fsync(fd)
+        durations.append(clock() - begun)
+    return data.nbytes / min(durations)

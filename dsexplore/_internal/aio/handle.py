@@ -270,7 +270,7 @@ class aio_handle:
         except KeyboardInterrupt as interrupt:
             with self._guard:
                 self._pending.append(job)  # which keeps its buffer, and lets `wait` wait for it
-            interrupt.add_note(_in_flight([job]))
+            interrupt.add_note(_pending_note([job]))
             raise
         if job.error is not None:
             raise job.error
@@ -306,7 +306,7 @@ class aio_handle:
         try:
             _wait_for(self._pending)
         except KeyboardInterrupt as interrupt:
-            interrupt.add_note(_in_flight(self._pending))
+            interrupt.add_note(_pending_note(self._pending))
             raise
         jobs = self._pending[:]
         self._pending.clear()
@@ -329,7 +329,7 @@ def _wait_for(jobs: Sequence[TransferJob]) -> None:
             access.ends()
 
 
-def _in_flight(jobs: list[TransferJob]) -> str:
+def _pending_note(jobs: list[TransferJob]) -> str:
     """Return the note of an interrupt that leaves operations in flight."""
     running = [job for job in jobs if not job.finished.wait(0)]
     listed = ", ".join(

@@ -48,7 +48,13 @@ class SustainedWrites(Displayable):
 
     @property
     def full_at(self) -> int | None:
-        """Bytes after which the disk got slower for good; None if it did not.
+        """Bytes after which the disk got slower for good; None if it did not."""
+        count = self._fast_pieces
+        return None if count is None else sum(nbytes for nbytes, _ in self.pieces[:count])
+
+    @property
+    def _fast_pieces(self) -> int | None:
+        """Number of pieces before the disk got slower for good; None if it did not.
 
         It is where two constant rates, one before and one after, come nearest to what was measured.
         """
@@ -56,18 +62,15 @@ class SustainedWrites(Displayable):
         at = min(range(1, len(rates)), key=lambda at: _unevenness(rates[:at]) + _unevenness(rates[at:]), default=0)
         if min(at, len(rates) - at) < _FEWEST or median(rates[at:]) >= _SLOWER * median(rates[:at]):
             return None
-        return sum(nbytes for nbytes, _ in self.pieces[:at])
+        return at
 
     def verdict(self) -> str:
         """Return the rate that lasts, and until where the disk was faster."""
-        if self.full_at is None:
+        count, full_at = self._fast_pieces, self.full_at
+        if count is None or full_at is None:
             return f"The disk writes {format_rate(median(self.rates))} throughout {format_bytes(self.nbytes)}."
-        count = next(at for at, total in enumerate(accumulate(n for n, _ in self.pieces), 1) if total == self.full_at)
-        before, after = median(self.rates[:count]), median(self.rates[count:])
-        first = format_bytes(self.full_at)
-        return (
-            f"The disk writes {format_rate(before)} for the first {first}, then {format_rate(after)}: a cache was full."
-        )
+        before, after = format_rate(median(self.rates[:count])), format_rate(median(self.rates[count:]))
+        return f"The disk writes {before} for the first {format_bytes(full_at)}, then {after}: a cache was full."
 
     def lines(self) -> list[str]:
         """Return the verdict, the rate with fsync, and what is not known, as sentences."""

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import struct
 import threading
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from dsexplore._internal.aio.aio_constants import PAGE, SECTOR
 from dsexplore._internal.aio.backends import syscalls as sc
 from dsexplore._internal.errors import UsageError
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
-_STATX_DIOALIGN = 0x2000
-_AT_EMPTY_PATH = 0x1000
 _NO_NAME = ctypes.create_string_buffer(1)
 
 
@@ -41,14 +40,13 @@ def direct_alignment(fd: int) -> Alignment | None:
     assumed = Alignment(SECTOR, SECTOR)
     if not sc.SUPPORTED:
         return assumed
-    answer = ctypes.create_string_buffer(256)
+    answer = np.zeros(1, sc.STATX_BUFFER)
     name = ctypes.addressof(_NO_NAME)
-    if sc.statx(sc.STATX, fd, name, _AT_EMPTY_PATH, _STATX_DIOALIGN, ctypes.addressof(answer)) < 0:
+    if sc.statx(sc.STATX, fd, name, sc.AT_EMPTY_PATH, sc.STATX_DIOALIGN, answer.ctypes.data) < 0:
         return assumed
-    (mask,) = struct.unpack_from("=I", answer, 0)
-    if not mask & _STATX_DIOALIGN:
+    mask, memory, offset = answer[0].item()
+    if not mask & sc.STATX_DIOALIGN:
         return assumed
-    memory, offset = struct.unpack_from("=II", answer, 0x98)
     return Alignment(memory, offset) if memory and offset else None
 
 

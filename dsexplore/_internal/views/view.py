@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from dsexplore._internal.views.page import html
 
@@ -53,3 +54,71 @@ class PlottedView(View):
         from dsexplore._internal.views.page.still_figure import still_figure
 
         return still_figure(figure)
+
+
+class Result(Protocol):
+    """A result that says what it concludes, see "Where to add" in CONTRIBUTING.md."""
+
+    def verdict(self) -> str: ...
+
+    def lines(self) -> list[str]: ...
+
+
+R = TypeVar("R", bound=Result)
+
+
+class ResultView(PlottedView, Generic[R]):
+    """A view of a result with a verdict: what it is of, the verdict, the figure, sentences, a table, and notes.
+
+    Subclasses define `what`, `figure`, and `rows` with `HEAD` if there is a table.
+    """
+
+    tag: ClassVar[str] = "measured"
+    """How its numbers came about: ``measured`` or ``predicted``."""
+    HEAD: ClassVar[Sequence[str]] = ()
+    """Titles of the table's columns; the columns of `LEFT` hold names, the others numbers."""
+    LEFT: ClassVar[Sequence[int]] = (0,)
+
+    def __init__(self, result: R) -> None:
+        self.result = result
+
+    def what(self) -> str:
+        """Return what the result is of, in one line."""
+        raise NotImplementedError
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of the table, plain text."""
+        return []
+
+    def notes(self) -> Sequence[str]:
+        """Return the assumptions, and how the numbers are to be read."""
+        return ()
+
+    def sentences(self) -> list[str]:
+        """Return what stands below the figure: the result's lines, without the verdict and notes."""
+        notes = self.notes()
+        return [line for line in self.result.lines()[1:] if line not in notes]
+
+    def text(self) -> str:
+        """Return what it is, the verdict, the table, sentences, and notes."""
+        below = (html.plain(line, 400) for line in (*self.sentences(), *self.notes()))
+        verdict = html.plain(self.result.verdict(), 400)
+        return "\n".join([f"{html.plain(self.what(), 300)}, {self.tag}", verdict, *self._text_table(), *below])
+
+    def _text_table(self) -> list[str]:
+        """Return a line per row of the table, with its head, in aligned columns."""
+        columns = []
+        for at, cells in enumerate(zip(self.HEAD, *self.rows(), strict=True)):
+            width = max(map(len, cells))
+            columns.append([cell.ljust(width) if at in self.LEFT else cell.rjust(width) for cell in cells])
+        return [f"  {'  '.join(cells)}".rstrip() for cells in zip(*columns, strict=True)]
+
+    def html(self) -> str:
+        """Return what it is, the verdict, the figure, sentences, the table, and notes."""
+        parts = [html.conclusion(self.what(), self.tag, self.result.verdict()), self.still(self.figure())]
+        parts.append(html.sentences(self.sentences(), 400))
+        if self.HEAD:
+            rows = [tuple(html.escape(cell) for cell in row) for row in self.rows()]
+            parts.append(html.table(self.HEAD, rows, left=self.LEFT))
+        parts += [f'<p class="dim">{html.prose(note, 400)}</p>' for note in self.notes()]
+        return html.fragment("".join(parts))

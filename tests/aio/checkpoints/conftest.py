@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dsexplore._internal.aio.checkpoints.saved_formats import save_as
+from dsexplore._internal.aio.checkpoints.checkpoint_files import save_as
 
 State = dict[str, torch.Tensor]
 

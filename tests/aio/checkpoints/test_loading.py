@@ -1,6 +1,6 @@
 """`loading`: each call fills the parameters with what was saved, and its clock is read at the right places.
 
-Modules: ``aio/checkpoints/loading.py``, ``aio/checkpoints/loaders.py``, ``aio/checkpoints/saved_formats.py``.
+Modules: ``aio/checkpoints/loading.py``, ``aio/checkpoints/loaders.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from dsexplore import aio
+from dsexplore._internal.aio.checkpoints import checkpoint_files
 from dsexplore._internal.aio.checkpoints import loading as loading_module
-from dsexplore._internal.aio.checkpoints import saved_formats
 from dsexplore._internal.aio.checkpoints.checkpoint_files import Checkpoint, find_checkpoint
 from dsexplore._internal.aio.checkpoints.loaders import Loader, loaders_of, new_targets, tensors_in
 from dsexplore._internal.aio.checkpoints.loading import _measure, load_once
@@ -172,7 +172,7 @@ def test_without_safetensors_its_files_load_nevertheless(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = FORMATS["safetensors"](state, tmp_path / "saved")
-    for module in (loading_module.loaders_of.__globals__, vars(saved_formats)):
+    for module in (loading_module.loaders_of.__globals__, vars(checkpoint_files)):
         monkeypatch.setitem(module, "find_spec", lambda name: None)
     found = aio.loading(path, rounds=1)
     assert [each.name for each in found["safetensors"].loaders] == ["dsexplore.aio.load_file"]

@@ -80,7 +80,7 @@ def test_how_often_one_is_affordable() -> None:
         "Save with DCP, asynchronous: it holds a step for 150 ms and is on the disk after 1.5 s; affordable every "
         "1 step (1.5 s)."
     )
-    assert "affordable every 30 steps (60 s)" in "\n".join(found.lines())
+    assert found.interval(found.methods[0]) == "30 steps (60 s)"
     assert cost(overhead=0.5).to_frame()["every"].min() == 1.5  # not before the last one is on the disk
 
 

@@ -74,5 +74,5 @@ def test_a_calibration_shows_points_over_what_was_predicted(sweep: CommSweep, tm
     ]
     assert list(figure.data[2].x) == [1024, 1 << 20]
     assert figure.data[1].y[1] != figure.data[2].y[1]
-    assert '<table class="calibration">' in calibration.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert ">factor</th>" in calibration.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert calibration.explore().selection is None

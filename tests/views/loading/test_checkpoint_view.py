@@ -14,7 +14,7 @@ def test_the_text_begins_with_the_verdict() -> None:
     what, verdict, _, first, *_ = plain_text(found).splitlines()
     assert what == ("checkpoints of tensor, 572.2 MiB on 4 ranks, to ext4 on /dev/nvme0 (disk, direct I/O), predicted")
     assert verdict == found.verdict()
-    assert first.split()[:5] == ["torch.save", "6", "s", "6", "s"]
+    assert first.split()[:7] == ["torch.save", "rank", "0", "6", "s", "6", "s"]
 
 
 def test_bars_are_the_seconds_until_all_is_on_the_disk() -> None:

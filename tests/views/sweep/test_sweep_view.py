@@ -91,7 +91,7 @@ def test_bundle(result: SweepResult) -> None:
 
 def test_a_long_sentence_is_told_whole(result: SweepResult, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = " ".join(["the rates scatter too much to be sure"] * 6)
-    monkeypatch.setattr(SweepResult, "lines", lambda _: [sentence])
+    monkeypatch.setattr(SweepResult, "verdict", lambda _: sentence)
     assert SweepView(result).text().splitlines()[1] == sentence
 
 

@@ -54,6 +54,18 @@ SQE = np.dtype(
         ("pad", "<u8", (2,)),
     ]
 )
+STATX_BUFFER = np.dtype(
+    {
+        "names": ["mask", "dio_mem_align", "dio_offset_align"],
+        "formats": ["<u4", "<u4", "<u4"],
+        "offsets": [0, 0x98, 0x9C],
+        "itemsize": 0x100,
+    }
+)
+"""``struct statx``: which of its fields are filled, and those that say how direct requests must be aligned."""
+STATX_DIOALIGN = 0x2000
+"""Bit of ``mask`` for the alignment of direct requests, from Linux 6.1 on."""
+AT_EMPTY_PATH = 0x1000
 CQE = np.dtype([("data", "<u8"), ("res", "<i4"), ("flags", "<u4")])
 
 

@@ -1,16 +1,23 @@
-"""What kind of checkpoint a path is, and the files that hold its tensors."""
+"""Files of checkpoints in three formats: find those that a path holds, and write those of a model."""
 
 from __future__ import annotations
 
 import json
 import os
 import pickle
+import warnings
 import zipfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.tensor_memory import storage_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 Kind = Literal["safetensors", "torch.save", "DCP"]
 KINDS: tuple[Kind, ...] = ("safetensors", "torch.save", "DCP")
@@ -65,10 +72,10 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if not given.exists():
         raise FileNotFoundError(f"{given}: there is no such file or folder")
     if given.is_dir():
-        return _in_folder(given)
+        return _folder_checkpoint(given)
     if given.name.endswith(_INDEX):
-        return _of_files(given, _shards(given))
-    return _of_files(given, [given])
+        return _checkpoint_of(given, _shards(given))
+    return _checkpoint_of(given, [given])
 
 
 def first_files(checkpoint: Checkpoint, most: int) -> Checkpoint:
@@ -88,7 +95,7 @@ def first_files(checkpoint: Checkpoint, most: int) -> Checkpoint:
     return Checkpoint(checkpoint.path, checkpoint.kind, checkpoint.files[:count], checkpoint.sizes[:count], left_out)
 
 
-def _in_folder(folder: Path) -> Checkpoint:
+def _folder_checkpoint(folder: Path) -> Checkpoint:
     if (folder / ".metadata").is_file():
         files = sorted(folder.glob("*.distcp"))
         return Checkpoint(folder, "DCP", tuple(files), _sizes(files))
@@ -97,7 +104,7 @@ def _in_folder(folder: Path) -> Checkpoint:
         safe = [index for index in indices if ".safetensors" in index.name]
         indices = safe if len(safe) == 1 else indices
     if len(indices) == 1:
-        return _of_files(folder, _shards(indices[0]))
+        return _checkpoint_of(folder, _shards(indices[0]))
     files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
     kinds = {_SUFFIXES[file.suffix] for file in files}
     if len(indices) > 1 or len(kinds) > 1 or (len(files) > 1 and kinds == {"torch.save"}):
@@ -108,7 +115,7 @@ def _in_folder(folder: Path) -> Checkpoint:
             f"{folder} holds no checkpoint: give a .safetensors file, a file of torch.save, the .index.json of "
             "shards, or a folder that torch.distributed.checkpoint.save wrote"
         )
-    return _of_files(folder, files)
+    return _checkpoint_of(folder, files)
 
 
 def _shards(index: Path) -> list[Path]:
@@ -125,7 +132,7 @@ def _shards(index: Path) -> list[Path]:
     return files
 
 
-def _of_files(path: Path, files: list[Path]) -> Checkpoint:
+def _checkpoint_of(path: Path, files: list[Path]) -> Checkpoint:
     kinds = {_kind_of(file) for file in files}
     if len(kinds) != 1:
         raise UsageError(f"{path} names files of several kinds ({', '.join(sorted(kinds))}): give those of one kind")
@@ -148,3 +155,55 @@ def _kind_of(file: Path) -> Kind:
 
 def _sizes(files: list[Path]) -> tuple[int, ...]:
     return tuple(file.stat().st_size for file in files)
+
+
+def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's state dict on the CPU, each shared one once.
+
+    Raises:
+        UsageError: no model, or one whose tensors have no memory here.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{type(model).__name__} is neither a path nor a model: give the path of a checkpoint")
+    state: dict[str, torch.Tensor] = {}
+    seen: set[tuple[object, ...]] = set()
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        place = storage_of(tensor).data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        if place not in seen or not tensor.numel():
+            state[name] = tensor.detach().cpu().contiguous()
+        seen.add(place)
+    if not state:
+        raise UsageError(f"{type(model).__name__} has no parameters, so its checkpoint holds nothing")
+    return state
+
+
+def why_not_saved(kind: Kind) -> str | None:
+    """Return why a format cannot be saved here; None if it can."""
+    return "safetensors is not installed" if kind == "safetensors" and find_spec("safetensors") is None else None
+
+
+def save_as(kind: Kind, state: dict[str, torch.Tensor], folder: Path) -> Path:
+    """Save a state dict in a folder and return the checkpoint's path."""
+    if kind == "safetensors":
+        from safetensors.torch import save_file
+
+        target = folder / "model.safetensors"
+        save_file(state, target)
+        return target
+    if kind == "torch.save":
+        import torch
+
+        target = folder / "model.pt"
+        torch.save(state, target)
+        return target
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    target = folder / "dcp"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        save(dict(state), checkpoint_id=target, no_dist=True)
+    return target

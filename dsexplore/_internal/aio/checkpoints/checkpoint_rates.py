@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from dsexplore._internal.aio.aio_config import as_integer
+from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.checkpoints.checkpoint_files import find_checkpoint
 from dsexplore._internal.aio.checkpoints.direct_writing import save_file
 from dsexplore._internal.aio.checkpoints.loaders import DIRECT as DIRECT_LOADER
@@ -190,7 +191,7 @@ def measure_rates(
                         times[name][key].append(time)
                 work.advance(1, name)
     with Scratch(folder, 0) as file:  # facts on a disk are those of a file on it
-        os.pwrite(file.fd, bytes(4096), 0)
+        os.pwrite(file.fd, bytes(PAGE), 0)
         disk = disk_of(file.path)
     notes = tuple(f"{name} is not measured: {reason}." for name in methods if (reason := why_no_method(name)))
     rates = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -78,21 +77,12 @@ class CheckpointCost(Displayable):
         return f"{format_count(int(steps), 'step')} ({format_seconds(method.every)})"
 
     def lines(self) -> list[str]:
-        """Return the verdict, the bytes, the other methods, and the assumptions, as sentences."""
-        return [self.verdict(), *self._others(), *self.notes]
-
-    def _others(self) -> Iterator[str]:
-        share = format_share(self.overhead, 1)
-        yield (
+        """Return the verdict, the bytes, and the assumptions, as sentences."""
+        size = (
             f"A checkpoint has {format_bytes(self.nbytes)} in all, {format_bytes(self.rank_bytes)} of each rank at "
-            f"most; steps may wait for {share} of the time."
+            f"most; steps may wait for {format_share(self.overhead, 1)} of the time."
         )
-        for method in self.methods:
-            if method is not self.best:
-                yield (
-                    f"{method.name} by {method.writers} holds a step for {format_seconds(method.stall)}: affordable "
-                    f"every {self.interval(method)}."
-                )
+        return [self.verdict(), size, *self.notes]
 
     def to_frame(self) -> polars.DataFrame:
         """Return a row per method.

@@ -22,7 +22,7 @@ DIRECT = "dsexplore.aio.load_file"
 NO_SAFETENSORS = "safetensors is not installed (pip install 'dsexplore[checkpoints]'), so its own call is not measured."
 
 Tensors = dict[str, "torch.Tensor"]
-Load = Callable[[Checkpoint, Tensors], Iterator[Mapping[str, object]]]
+LoadFunction = Callable[[Checkpoint, Tensors], Iterator[Mapping[str, object]]]
 """Takes a checkpoint and the tensors to fill, and yields the content of each file; nothing if it fills them itself."""
 
 
@@ -32,7 +32,7 @@ class Loader:
 
     name: str
     """The call, as one types it."""
-    load: Load
+    load: LoadFunction
     maps: bool = False
     """True if its call maps the file and returns before its bytes are read."""
 
@@ -43,13 +43,13 @@ def loaders_of(checkpoint: Checkpoint) -> list[Loader]:
         return [Loader("torch.distributed.checkpoint.load", _load_dcp)]
     direct = Loader(DIRECT, _load_direct)
     if checkpoint.kind == "safetensors":
-        return [*_of_safetensors(), direct]
+        return [*_safetensors_loaders(), direct]
     plain = Loader("torch.load", _load_torch)
     mapped = Loader("torch.load(mmap=True)", _load_torch_mapped, maps=True)
     return [plain, *([mapped] if checkpoint.is_zip else []), direct]
 
 
-def _of_safetensors() -> list[Loader]:
+def _safetensors_loaders() -> list[Loader]:
     if find_spec("safetensors") is None:
         return []
     from safetensors.torch import load_file

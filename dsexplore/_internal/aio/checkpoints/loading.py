@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT, as_integer
 from dsexplore._internal.aio.buffers import Buffer, give_back_free_memory
-from dsexplore._internal.aio.checkpoints.checkpoint_files import KINDS, Checkpoint, find_checkpoint, first_files
+from dsexplore._internal.aio.checkpoints.checkpoint_files import (
+    KINDS,
+    Checkpoint,
+    find_checkpoint,
+    first_files,
+    save_as,
+    state_of,
+    why_not_saved,
+)
 from dsexplore._internal.aio.checkpoints.loaders import (
     NO_SAFETENSORS,
     Loader,
@@ -28,7 +36,6 @@ from dsexplore._internal.aio.checkpoints.loaders import (
     tensors_in,
 )
 from dsexplore._internal.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult, LoadTime
-from dsexplore._internal.aio.checkpoints.saved_formats import save_as, state_of, why_not_saved
 from dsexplore._internal.aio.disk import disk_of, drop_cached
 from dsexplore._internal.aio.handle import aio_handle
 from dsexplore._internal.aio.sweeps.scratch import check_space

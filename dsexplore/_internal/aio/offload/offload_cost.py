@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.display import Displayable
-from dsexplore._internal.units import format_bytes, format_count, format_rate, format_seconds, format_share
+from dsexplore._internal.units import format_count, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
     import polars
@@ -87,17 +87,9 @@ class OffloadCost(Displayable):
         return f"{said}; {feeds} {format_count(round(self.tokens_per_second), 'token')}/s."
 
     def lines(self) -> list[str]:
-        """Return the verdict, what is moved, what would halve it, and the assumptions, as sentences."""
-        return [self.verdict(), *self._traffic(), *self._changes(), *self.notes]
-
-    def _traffic(self) -> Iterator[str]:
-        for swap in self.swaps:
-            yield (
-                f"{swap.what[0].upper()}{swap.what[1:]}: a node reads {format_bytes(swap.read)} in "
-                f"{format_seconds(swap.read_seconds)} and writes {format_bytes(swap.written)} in "
-                f"{format_seconds(swap.write_seconds)} per step."
-            )
-        yield f"The disk reads {format_rate(self.read_rate)} and writes {format_rate(self.write_rate)}."
+        """Return the verdict, the disk's rates, what would shorten the step, and the assumptions, as sentences."""
+        rates = f"The disk reads {format_rate(self.read_rate)} and writes {format_rate(self.write_rate)}."
+        return [self.verdict(), rates, *self._changes(), *self.notes]
 
     def _changes(self) -> Iterator[str]:
         if self.step_seconds and self.exposed > 0.1 * self.step_seconds:

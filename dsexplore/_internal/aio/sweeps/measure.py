@@ -159,7 +159,7 @@ class Bench:
         size: bytes of the file that are used, rounded down to whole pages.
         write_target: None if the file must not be written.
         renew: called before each write slice, to make the file fresh again; None overwrites it in place.
-        before_read: called before each read slice.
+        prepare_read: called before each read slice.
         huge: memory on huge pages; False for ordinary ones. Or ``memory`` of ``size`` bytes, for tensor mode.
         turn: where in the file the first slice begins; processes that read one file begin at different places.
         clock: seconds; looked at by several threads.
@@ -174,7 +174,7 @@ class Bench:
         mode: Mode = "tensor",
         write_target: TransferFile | None = None,
         renew: Callable[[], None] | None = None,
-        before_read: Callable[[], None] | None = None,
+        prepare_read: Callable[[], None] | None = None,
         huge: bool = True,
         memory: Buffer | None = None,
         turn: int = 0,
@@ -183,7 +183,7 @@ class Bench:
         self.backend, self.mode, self.size = backend, mode, size // PAGE * PAGE
         self.bytes_written = 0
         self._targets = {"read": target, "write": write_target}
-        self._renew, self._before_read, self._clock = renew, before_read, clock
+        self._renew, self._prepare_read, self._clock = renew, prepare_read, clock
         self._pools: OrderedDict[tuple[int, int], Pool] = OrderedDict()
         self._arena, self._huge = memory or Buffer(size if mode == "tensor" else 0, huge=huge), huge
         self._turn = turn
@@ -233,8 +233,8 @@ class Bench:
             raise UsageError("an existing file is only read, never written: give a directory to measure writes")
         if operation == "write" and self._renew is not None:
             self._renew()
-        if operation == "read" and self._before_read is not None:
-            self._before_read()
+        if operation == "read" and self._prepare_read is not None:
+            self._prepare_read()
         pool = self._pool(config)
         warm = 0
         if self._renew is None:

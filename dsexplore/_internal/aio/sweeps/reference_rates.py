@@ -61,7 +61,7 @@ def advice_lines(
     references: Sequence[Reference], operations: Sequence[str], chosen: AioConfig, default: AioConfig
 ) -> Iterator[str]:
     """Yield what the recommended setting gains on DeepSpeed's own handle, if both were run in turn."""
-    for operation, gain in _on_deepspeed(references, operations, chosen, default):
+    for operation, gain in _deepspeed_gains(references, operations, chosen, default):
         yield f"On DeepSpeed's own handle, this setting's {operation} rate is {gain} × the default's."
 
 
@@ -69,14 +69,14 @@ def slower_elsewhere(
     references: Sequence[Reference], operations: Sequence[str], chosen: AioConfig, default: AioConfig
 ) -> str:
     """Return why a setting is not recommended though it is faster here: DeepSpeed's handle is slower with it."""
-    gains = [gain.value for _, gain in _on_deepspeed(references, operations, chosen, default)]
+    gains = [gain.value for _, gain in _deepspeed_gains(references, operations, chosen, default)]
     together = ratio_interval(gains).value if gains else 1.0
     if together >= 1 - _TIE:
         return ""
     return f"{chosen} is faster here, but {(1 - together) * 100:.1f} % slower on DeepSpeed's own handle"
 
 
-def _on_deepspeed(
+def _deepspeed_gains(
     references: Sequence[Reference], operations: Sequence[str], chosen: AioConfig, default: AioConfig
 ) -> Iterator[tuple[str, Interval]]:
     """Yield (direction, rate of a setting relative to the default's) of DeepSpeed's handle."""

@@ -17,13 +17,12 @@ from dsexplore._internal.aio.aio_config import AioConfig, as_integer
 from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.backends.choose import loop_of
 from dsexplore._internal.aio.buffers import Buffer, PinnedBuffer, fill_random
-from dsexplore._internal.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
+from dsexplore._internal.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached, probed_rate
 from dsexplore._internal.aio.pool import Pool, TransferJob
 from dsexplore._internal.aio.staging import memory_of
 from dsexplore._internal.aio.sweeps import search
 from dsexplore._internal.aio.sweeps.measure import Bench, Mode, Operation
 from dsexplore._internal.aio.sweeps.measurements import Conditions
-from dsexplore._internal.aio.sweeps.probe import probed_rate
 from dsexplore._internal.aio.sweeps.scratch import Scratch
 from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore._internal.errors import UsageError
@@ -264,7 +263,7 @@ class Setup:
             mode=self.plan.mode,
             write_target=self.written,
             renew=self.renew,
-            before_read=None if source.direct else (lambda: _drop(source)),
+            prepare_read=None if source.direct else (lambda: _drop(source)),
             huge=memory == "huge",
             memory=PinnedBuffer(self.size) if memory == "pinned" else None,
             turn=self._seed,
@@ -356,7 +355,7 @@ def _usable_size(path: str, wanted: int) -> int:
     if not stat.S_ISREG(state.st_mode):
         raise UsageError(f"{path} is neither a directory nor a file of data: give a directory on the disk to measure")
     size = state.st_size
-    usable = min(size, wanted) // 4096 * 4096
+    usable = min(size, wanted) // PAGE * PAGE
     if usable < _LEAST_SIZE:
         raise UsageError(
             f"{path} holds {format_bytes(size)}: reading it measures nothing below {format_bytes(_LEAST_SIZE)}; "

@@ -42,7 +42,7 @@ def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequen
             points = sweep.of(op, in_place=in_place)
             if points:
                 figure.add_scatter(**_line(sweep, points, kind, op_mark(op).color, in_place))
-    return _by_size(figure, kind, sweep)
+    return _message_bytes_axis(figure, kind, sweep)
 
 
 def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, color: str, in_place: bool) -> dict[str, Any]:
@@ -107,10 +107,10 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
         "mode": "markers",
     }
     figure.add_scatter(**measured)
-    return _by_size(figure, "time", sweep)
+    return _message_bytes_axis(figure, "time", sweep)
 
 
-def _by_size(figure: Any, kind: str, sweep: CommSweep) -> Any:
+def _message_bytes_axis(figure: Any, kind: str, sweep: CommSweep) -> Any:
     every = sorted({point.message_bytes for point in sweep.points})
     ticks = every[:: max(1, len(every) // 8)]
     figure.update_xaxes(

@@ -19,8 +19,6 @@ _LEVEL = 0.9
 STYLE = """
 .dsx pre.rows{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;max-width:100%;overflow-x:auto;
 font-family:var(--dsx-mono);font-size:var(--dsx-tiny);color:inherit}
-.dsx .calibration td{padding:2px 8px;text-align:right}
-.dsx .calibration td.off{font-weight:600}
 .dsx details>summary{font-weight:600;padding:3px 0}
 """
 
@@ -45,10 +43,9 @@ class CommSweepView(PlottedView):
         body = [html.conclusion(f"Sweep of collectives: {what}", "measured", self._verdict)]
         if self._sweep.ops:
             body.append(still_figure(sweep_figure(self._sweep, "busbw", self._sweep.ops, places=(False,))))
-        body.append(f"<details><summary>The best of each op</summary>{html.sentences(per_op)}</details>")
+        body.append(html.details("The best of each op", html.sentences(per_op)))
         body += [
-            f"<details><summary>{html.escape(op)}</summary>"
-            f'<pre class="rows" tabindex="0">{html.escape(self._sweep.table(op), 0)}</pre></details>'
+            html.details(op, f'<pre class="rows" tabindex="0">{html.escape(self._sweep.table(op), 0)}</pre>')
             for op in self._sweep.ops
         ]
         body += [f'<p class="dim">{html.escape(line, 300)}</p>' for line in remarks]
@@ -135,16 +132,11 @@ class CalibrationView(PlottedView):
         """Return the lines of `text`, and a table per op."""
         body = [f"<p>{html.escape(line, 300)}</p>" for line in self.text().splitlines()]
         for op in self._calibration.sweep.ops:
-            rows = "".join(
-                f"<tr><th>{format_bytes(size)}</th><td>{format_seconds(measured)}</td>"
-                f"<td>{format_seconds(expected)}</td><td>{measured / expected:.2f}</td></tr>"
+            rows = [
+                (format_bytes(size), format_seconds(measured), format_seconds(expected), f"{measured / expected:.2f}")
                 for size, measured, expected in self._compared(op)
-            )
-            head = "<tr><th>message</th><th>measured</th><th>predicted</th><th>factor</th></tr>"
-            body.append(
-                f"<details><summary>{html.escape(op)}</summary>"
-                f'<table class="calibration"><thead>{head}</thead><tbody>{rows}</tbody></table></details>'
-            )
+            ]
+            body.append(html.details(op, html.table(("message", "measured", "predicted", "factor"), rows)))
         return html.fragment("".join(body), STYLE)
 
     def figure(self, op: str | None = None) -> Any:

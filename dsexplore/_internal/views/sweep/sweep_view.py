@@ -15,7 +15,7 @@ from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.page.theme import SHADE, heat
 from dsexplore._internal.views.sweep.sweep_figures import KINDS
 from dsexplore._internal.views.sweep.sweep_points import Point, cells, directions, points, thread_counts
-from dsexplore._internal.views.view import View
+from dsexplore._internal.views.view import ResultView
 
 _MOST_ROWS = 24
 
@@ -39,27 +39,19 @@ background:var(--dsx-shade);forced-color-adjust:none}
 )
 
 
-class SweepView(View):
+class SweepView(ResultView[SweepResult]):
     """The view of a `SweepResult`."""
 
     title = "Disk throughput"
 
-    def __init__(self, result: SweepResult) -> None:
-        self._result = result
-
-    @property
-    def _what(self) -> str:
-        """What was measured how, in one line."""
-        return html.plain(result_text.what(self._result), 300)
-
-    def text(self) -> str:
-        """Return the recommended setting and its rate, in about ten lines."""
-        return "\n".join([self._what, *(html.plain(line, 300) for line in self._result.lines())])
+    def what(self) -> str:
+        """Return what was measured how, in one line."""
+        return result_text.what(self.result)
 
     def html(self) -> str:
         """Return the verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
-        result = self._result
-        body = [html.conclusion(self._what, "measured", result.verdict())]
+        result = self.result
+        body = [html.conclusion(self.what(), self.tag, result.verdict())]
         body.append(html.sentences(result_text.remarks(result)))
         body.append(_section("Settings compared", _settings_table(result), opened=True))
         if result.rounds:
@@ -85,24 +77,24 @@ class SweepView(View):
         """
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
-        chosen = operation or directions(self._result)[-1]
-        if chosen not in directions(self._result):
-            raise UsageError(f"operation {chosen!r} was not measured: there is {', '.join(directions(self._result))}")
-        return KINDS[kind](self._result, chosen)
+        chosen = operation or directions(self.result)[-1]
+        if chosen not in directions(self.result):
+            raise UsageError(f"operation {chosen!r} was not measured: there is {', '.join(directions(self.result))}")
+        return KINDS[kind](self.result, chosen)
 
     def still(self, figure: Any, kind: str = "heatmap", operation: str | None = None, **options: Any) -> str:
         """Return the lines as SVG, or a table of rates for heatmaps and parallel coordinates."""
         if kind not in ("heatmap", "parallel"):
             return still_figure(figure)
-        chosen = operation or directions(self._result)[-1]
+        chosen = operation or directions(self.result)[-1]
         title = f"<p>{html.escape(chosen)}: GB/s by block size and queue depth</p>"
-        return html.fragment(title + _heat_table(self._result, chosen), STYLE)
+        return html.fragment(title + _heat_table(self.result, chosen), STYLE)
 
     def explore(self) -> Any:
         """Return a choice of figures; a click on a point shows the ``"aio"`` block of its setting, to copy."""
         from dsexplore._internal.views.sweep.sweep_explorer import explorer
 
-        return explorer(self._result, self)
+        return explorer(self.result, self)
 
 
 def _section(title: str, body: str, *, opened: bool = False) -> str:
