@@ -66,7 +66,7 @@ def random_bytes() -> Callable[[int], bytes]:
 
 @pytest.fixture
 def open_files() -> Iterator[None]:
-    """Fails the test if it leaves a descriptor open."""
+    """Fail the test if it leaves a descriptor open."""
     before = descriptors()
     yield
     if descriptors() - before:

@@ -170,7 +170,7 @@ def make_calls(folder: str, seed: int, calls: int) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("seed", range(3))
 def test_random_calls_with_tensors_of_all_kinds(tmp_path: Path, seed: int) -> None:
-    """In a process of its own: one that a signal ends prints nothing, and fails."""
+    """Run in another process: one that a signal ends prints nothing, and fails."""
     words = printed(f"""
         from tests.aio.test_any_calls import make_calls
         make_calls({str(tmp_path)!r}, {seed}, 300)

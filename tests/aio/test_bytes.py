@@ -1,4 +1,4 @@
-"""Every byte right: what a handle moves is what plain Python reads and writes.
+"""Bytes that a handle moves, against those that plain Python reads and writes.
 
 Modules: ``aio/handle.py``, ``aio/driver.py``, ``aio/staging.py``.
 """

@@ -24,7 +24,7 @@ from dsexplore.aio import AioConfig, SweepResult
 from tests.aio.sweeps.test_result import result_of
 
 ADDRESS = f"\n{page_of(UsageError)}\n"
-"""What follows the message of an error."""
+"""Text after the message of an error."""
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -93,7 +93,7 @@ def test_the_command_prints_what_it_cannot_save(
 
 @pytest.mark.parametrize("folders", [1, 2])
 def test_a_reader_that_ends_early_loses_nothing(tmp_path: Path, folders: int) -> None:
-    """As ``dsexplore aio PATH --save FILE | head -0`` does; of several paths each is measured and saved."""
+    """Measure and save each path though nobody reads the output, as with ``… --save FILE | head -0``."""
     program = "import sys; from dsexplore._internal.cli import main; sys.exit(main())"
     paths = [str(tmp_path)] * folders
     words = ["aio", *paths, "--size", "16MiB", "--seconds", "0.3", "--save", str(tmp_path / "r.json")]
@@ -124,7 +124,7 @@ def settings_of(result: SweepResult) -> set[AioConfig]:
 
 
 def test_one_given_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it gives is printed, whether it is taken or not."""
+    """Print the result of a setting, whether it is recommended or not."""
     assert run_command(str(tmp_path), *FAST, *ONE, "--save", str(tmp_path / "r.json")) == 0
     result = SweepResult.load(tmp_path / "r.json")
     assert settings_of(result) == {SETTING, AioConfig()}
@@ -192,7 +192,7 @@ def test_a_directory_is_called_slower_where_that_is_sure(
     rounds: int,
     doubt: str,
 ) -> None:
-    """Two directories of one disk, measured once each, differed by 3 %, and one was named the fastest."""
+    """Mark a tie between two directories of one disk that differ by 3 %."""
     given = {}
     for name, rate in zip("ab", rates, strict=True):
         (tmp_path / name).mkdir()

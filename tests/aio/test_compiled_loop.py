@@ -1,4 +1,4 @@
-"""The loop in C: where it is kept, when it is not used, and that it moves every byte.
+"""Loop in C: where its library is cached, when Python's loop is used instead, and that every byte is moved.
 
 Modules: ``aio/backends/compiled_loop.py``.
 """
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found() -> str:
-    """Return what a new process says of the library: ``None``, or why there is none."""
+    """Return why a new process has no library; ``None`` if it has one."""
     return printed("from dsexplore._internal.aio.backends import compiled_loop; print(compiled_loop.why_not())").strip()
 
 
@@ -430,7 +430,7 @@ def test_it_ends_at_the_deadline(name: str, scripted: Scripted, opened: Callable
 def test_it_sees_a_deadline_that_is_brought_forward(
     name: str, scripted: Scripted, opened: Callable[[bool], TransferFile]
 ) -> None:
-    """As a measurement does that Ctrl-C ends: its threads are to end soon."""
+    """End the threads of a measurement soon after Ctrl-C."""
     engine, target = scripted.engine(name, 4), opened(False)
     requests, ring = many(target, 4)
     watch = DriveMonitor(math.inf)

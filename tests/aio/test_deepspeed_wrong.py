@@ -1,4 +1,4 @@
-"""Where DeepSpeed 0.19.8's handle reports success and is wrong, or aborts the process: ours is right, or raises.
+"""Calls for which DeepSpeed 0.19.8's handle reports success and is wrong, or aborts: ours is right, or raises.
 
 Modules: ``aio/handle.py``.
 """

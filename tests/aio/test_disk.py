@@ -101,7 +101,7 @@ def test_tmpfs_is_recognized(mounted) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_a_mount_below_one_that_came_later(mounted: Callable[..., Path]) -> None:
-    """The deepest mount on the way to a file counts, wherever the mount table lists it."""
+    """Take the deepest mount on the way to a file, wherever the mount table lists it."""
     base = mounted("size=1m")
     early, late = base / "early", base / "late"
     early.mkdir()

@@ -1,4 +1,4 @@
-"""How requests are submitted and reaped, on an engine whose every answer is scripted."""
+"""Submit and reap requests on an engine that gives scripted answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Scripted(Engine):
         self.depth, self.in_flight = depth, 0
         self.calls: list[tuple[str, int]] = []
         self.refuse: deque[int] = deque()
-        """How many requests each coming submission accepts; as many as offered when it is empty."""
+        """Number of requests that each coming submission accepts; all that are offered if empty."""
         self.results: dict[int, list[int]] = {}
         self._queue: deque[int] = deque()
         self._ready: Completions = []

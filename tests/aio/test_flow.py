@@ -1,4 +1,4 @@
-"""The steady part of a transfer, which an engine may run by itself, in Python: every way in which it can end.
+"""Steady part of a transfer, run by an engine in Python: every way in which it can end.
 
 Modules: ``aio/driver.py``, ``aio/backends/base.py``.
 """
@@ -160,7 +160,7 @@ def test_partial_submissions_are_resumed(
 def test_a_call_that_fails_once_is_repeated(
     engine: LinuxAio, target: TransferFile, random_bytes: Callable[[int], bytes], submits: bool
 ) -> None:
-    """What came before it is still looked at: three direct requests of an odd length, refused and moved plainly."""
+    """Handle the requests before it: three direct requests of an odd length, refused and moved plainly."""
     refused: list[int] = []
     odd = [20, 95, 170] if target.direct else []
 
@@ -180,7 +180,7 @@ def test_a_call_that_fails_once_is_repeated(
 def test_refused_requests_are_completed(
     engine: LinuxAio, target: TransferFile, random_bytes: Callable[[int], bytes], bad: int
 ) -> None:
-    """A direct request of an odd length is refused by the system (EINVAL), and moved plainly."""
+    """Move direct requests of an odd length through the page cache after the system refuses them (EINVAL)."""
     if not target.direct:
         pytest.skip("this filesystem takes no direct requests, so it refuses none")
     assert read_all(engine, target, True, shortened([bad])) == without_ends(random_bytes(NBYTES), [bad])

@@ -1,4 +1,4 @@
-"""Only memory that is there is moved: each kind of tensor without any is refused, by each call, with one error.
+"""Tensors without memory of their own: each kind is refused by each call with one error.
 
 Modules: ``aio/staging.py``, ``aio/handle.py``.
 """
@@ -216,7 +216,7 @@ def changed_layout(data: torch.Tensor, generator: random.Random) -> torch.Tensor
 
 
 def test_any_layout_is_moved_or_refused(tmp_path: Path) -> None:
-    """What is written is what torch says that the tensor holds, what is read is what the file holds, or nothing is."""
+    """Write the values that torch shows for the tensor, and read those of the file; else raise, and move nothing."""
     generator = random.Random(0)
     path = tmp_path / "file"
     outcomes = Counter[str]()

@@ -1,4 +1,4 @@
-"""A transfer is divided among threads on whole pages of the file, and is compared with the file when asked."""
+"""Transfers divided among threads on whole pages of the file, and compared with the file on request."""
 
 from __future__ import annotations
 

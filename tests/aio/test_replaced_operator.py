@@ -16,7 +16,7 @@ COMPILED = SimpleNamespace(aio_handle="DeepSpeed's", deepspeed_memcpy="its copy"
 
 
 class OpBuilder:
-    """As DeepSpeed's: each operator's builder inherits `load`, which compiles."""
+    """Stand-in for DeepSpeed's builder: each operator inherits `load`, which compiles."""
 
     compiled = 0
 

@@ -30,7 +30,7 @@ Start = Callable[[str], subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """``start(program)``: a process of its own, ended with the test at the latest."""
+    """Return ``start(program)``, which starts a process that is ended after the test."""
     with ExitStack() as stack:
 
         def begin(program: str) -> subprocess.Popen[str]:
@@ -44,7 +44,7 @@ def start() -> Iterator[Start]:
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> None:
-    """Until a program has printed a line that begins so."""
+    """Wait until a program has printed a line that begins so."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(words):
@@ -53,7 +53,7 @@ def read_until(process: subprocess.Popen[str], words: str) -> None:
 
 
 def test_signals_do_not_lose_requests(tmp_path: Path, backend: str) -> None:
-    """The process is interrupted thousands of times a second while it moves data."""
+    """Interrupt the process thousands of times a second while it moves data."""
     data = fill_random(Buffer(24 << 20))
     caught = []
     previous = signal.signal(signal.SIGALRM, lambda *_: caught.append(1))
@@ -217,7 +217,7 @@ def test_a_sweep_that_is_ended_leaves_no_file(tmp_path: Path, start: Start, numb
 
 @pytest.mark.processes
 def test_sigterm_ends_the_command_with_the_results_so_far(tmp_path: Path, start: Start) -> None:
-    """A scheduler whose time is up sends it."""
+    """Send SIGTERM, as a scheduler does at the end of a job's time."""
     saved = tmp_path / "result.json"
     process = start(f"""
         import sys

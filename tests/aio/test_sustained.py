@@ -31,7 +31,7 @@ def writes(rates: list[float]) -> SustainedWrites:
 
 
 def test_pieces_are_timed_one_after_another(tmp_path: Path) -> None:
-    """Of a clock that ticks at each look: one tick per piece and one for the fsync."""
+    """Count ticks of the clock: one per piece and one for the fsync."""
     ticks = count()
     found = write_pieces(tmp_path, 1 << 20, lambda: float(next(ticks)))
     assert found.pieces == ((16384, 1.0),) * 64

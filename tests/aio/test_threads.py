@@ -66,7 +66,7 @@ def test_ctrl_c_between_the_shares_of_a_slice_is_no_deadlock(tmp_path: Path, mon
 
 
 def test_a_system_without_more_threads(tmp_path: Path) -> None:
-    """A user whose number of processes is limited: fewer threads serve the requests; without any, an error."""
+    """Serve requests with fewer threads for a user whose number of processes is limited; raise if there is none."""
     if os.geteuid() != 0:
         pytest.skip("only root can become someone who runs nothing else")
     program = """

@@ -1,4 +1,4 @@
-"""What a file asks of direct requests."""
+"""Alignment of direct requests, as the filesystem asks for it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ STATE = {"a": torch.arange(3000.0), "b": torch.ones(7, 5)}
 
 
 def test_times_are_those_of_the_clock(tmp_path: Path) -> None:
-    """Of a clock that ticks at each look: before a save, when it returns, when all is on the disk, and in a load."""
+    """Count ticks of the clock: before a save, when it returns, when all is on the disk, and in a load."""
     ticks = count()
     rates = measure_rates(tmp_path, STATE, 2, lambda: float(next(ticks)))
     assert [method.name for method in rates.methods] == [name for name in METHODS if why_no_method(name) is None]

@@ -41,7 +41,7 @@ def test_each_call_fills_the_parameters(saved: Path, state: State) -> None:
 
 
 def test_times_are_those_of_the_clock(saved: Path) -> None:
-    """Of a clock that ticks at each look: one tick per call of a file and one per copy, whatever the format."""
+    """Count ticks of the clock: one per call of a file and one per copy, in each format."""
     ticks = count()
     checkpoint = find_checkpoint(saved)
     (times,) = _measure("saved", [checkpoint], 2, lambda: float(next(ticks))).measured
@@ -53,7 +53,7 @@ def test_times_are_those_of_the_clock(saved: Path) -> None:
 
 
 def test_a_file_is_freed_before_its_time_is_taken_and_the_next_is_loaded(state: State, tmp_path: Path) -> None:
-    """As by hand: giving memory back is a part of a load, and of two shards one at a time takes memory."""
+    """Give memory back within the timed load, and hold one of two shards at a time."""
     checkpoint = find_checkpoint(FORMATS["shards"](state, tmp_path / "saved"))
     loaded: list[weakref.ref[torch.Tensor]] = []
 
@@ -79,10 +79,7 @@ def test_a_file_is_freed_before_its_time_is_taken_and_the_next_is_loaded(state: 
 
 @pytest.mark.parametrize("name", ["safetensors", "torch.save", "DCP", "shards"])
 def test_a_load_takes_the_memory_that_the_librarys_own_call_takes(name: str, tmp_path: Path) -> None:
-    """Of two times one cannot say why they differ; of pages that were touched one can.
-
-    In a process of its own, as what malloc keeps of other tests saves pages.
-    """
+    """Count touched pages in another process, since malloc keeps pages of earlier tests."""
     by_hand, ours = map(
         int, printed(f"from {__name__} import faults\nprint(*faults({name!r}, {str(tmp_path)!r}))").split()
     )

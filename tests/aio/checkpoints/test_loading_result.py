@@ -1,4 +1,4 @@
-"""What is advised for given seconds."""
+"""Advice of a `LoadingResult` with given seconds."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ LOADER = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
 
 
 def test_batches_after_the_first_ones_are_counted() -> None:
-    """Of a clock that ticks at each look: one look at the begin, one per batch, one at the end."""
+    """Count ticks of the clock: one at the begin, one per batch, one at the end."""
     ticks = count()
     looks = iter([({1: ProcessUse(1.0, 10, 0)}, {}), *[({1: ProcessUse(3.0, 30, 20)}, {2: ProcessUse(4.0, 5, 6)})] * 9])
     found = measure(LOADER, 5.0, 0.5, 2, lambda: float(next(ticks)), lambda: next(looks))

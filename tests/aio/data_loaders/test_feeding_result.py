@@ -1,4 +1,4 @@
-"""What limits a loader, for given use."""
+"""Limit and advice of a `FeedingResult` with given use of processors and disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which setting is taken of those that are about as fast."""
+"""Choice among settings that are about as fast."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_tied_are_listed_the_cheapest_first() -> None:
 
 
 def test_ties_are_judged_by_the_rounds_that_both_took_part_in() -> None:
-    """A setting's other rounds met other conditions."""
+    """Ignore rounds that only one of two settings took part in: they met other conditions."""
     rounds = {CONTROL: dict.fromkeys(range(3), 1.0), DEEP: {0: 2.0, 1: 1.2, 2: 1.2}, SMALL: {0: 1.95}}
     assert tied_with_best(rounds, dict.fromkeys(rounds, EQUAL)) == (SMALL, DEEP)
     rounds[WIDE] = {3: 9.0}  # which no other took part in
@@ -88,7 +88,7 @@ def test_ties_are_judged_by_the_rounds_that_both_took_part_in() -> None:
 
 
 def test_what_is_expensive() -> None:
-    """Memory in flight first, then latency, then processor time, each in steps of a quarter, then threads."""
+    """Order by memory in flight, then latency, then processor time, each in steps of a quarter, then threads."""
     two, single = AioConfig(queue_depth=4, thread_count=2), AioConfig(single_submit=True)
     ordered = [
         (SMALL, Cost(9e-3, 99.0)),

@@ -100,7 +100,7 @@ def test_transfers_cover_the_file_and_begin_elsewhere_each_time(file: Path) -> N
 
 
 def test_each_transfer_is_finished_before_the_next_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `aio_handle` moves tensor after tensor: each is a job of its own, and one is in flight at a time."""
+    """Move tensor after tensor as `aio_handle` does: a job for each, one in flight at a time."""
     jobs: list[pool.TransferJob] = []
     start = Pool.start
 
@@ -120,7 +120,7 @@ def test_each_transfer_is_finished_before_the_next_begins(bench: Bench, monkeypa
 
 @pytest.mark.parametrize("wrong", [0, 3])
 def test_every_thread_s_first_request_is_compared(bench: Bench, monkeypatch: pytest.MonkeyPatch, wrong: int) -> None:
-    """Memory that looked right before is changed before a read, so that a read that moved nothing is noticed."""
+    """Notice a read that moved nothing: memory is overwritten before it."""
     config = AioConfig(64 << 10, 2, 4)
     bench.measure(config, "read", 0.02)
 
@@ -140,7 +140,7 @@ def test_every_thread_s_first_request_is_compared(bench: Bench, monkeypatch: pyt
 def test_a_whole_tensor_is_moved_to_its_end_and_cut_off_after_a_second(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that advances by a millisecond at every look."""
+    """Measure with a clock that advances by a millisecond at every look."""
     many = AioConfig(16 << 10, 2, 1)
     assert bench.measure(many, "read", 0.005, transfer=8 << 20).bytes < 8 << 20
     monkeypatch.setattr("dsexplore._internal.aio.sweeps.measure._LONGEST_TENSOR", 1e9)

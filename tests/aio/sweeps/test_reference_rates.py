@@ -1,4 +1,4 @@
-"""What is said of other memory and of DeepSpeed's own handle, from rates that are given."""
+"""Sentences on other memory and on DeepSpeed's own handle, for given rates."""
 
 from __future__ import annotations
 

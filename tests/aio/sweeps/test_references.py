@@ -1,4 +1,4 @@
-"""What a setting means to fio."""
+"""Settings as options of fio."""
 
 from __future__ import annotations
 

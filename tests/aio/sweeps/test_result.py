@@ -164,7 +164,7 @@ def test_a_file_that_is_nearly_full_of_data_is_not_doubted(better: SweepResult) 
 
 
 def test_settings_are_judged_at_each_tensor_size() -> None:
-    """The mean counts, and what is slower than the default at one size is not taken."""
+    """Compare means over the sizes, and keep the default if a setting is slower at one of them."""
 
     def at_sizes(small: float, large: float) -> SweepResult:
         measured = []
@@ -258,7 +258,7 @@ def test_before_a_round_of_the_finals_is_finished_the_search_decides() -> None:
 
 
 def test_a_sweep_that_is_cut_short_anywhere_says_what_it_knows() -> None:
-    """Slices in the order of a sweep: of some, one tensor size was measured beside the control and the other not."""
+    """Cut a sweep after each slice, also where only one of two tensor sizes was measured beside the control."""
     result = result_of([])
     sizes = product(("read", "write"), (32 << 20, 512 << 20))
     phases: tuple[tuple[Phase, int], ...] = (("descent", 1), ("finals", 2), ("finals", 3))
@@ -307,7 +307,7 @@ def test_frame(better: SweepResult) -> None:
 def test_the_ratio_of_one_round_has_no_interval(
     rates: dict[AioConfig, tuple[float, float]], ratio: float | None
 ) -> None:
-    """And where the default was not measured beside it, there is no ratio."""
+    """Give no interval to the ratio of one round, and no ratio if the default was not measured in it."""
     rows = [row for row in result_of([rates]).to_frame().to_dicts() if row["queue_depth"] == 32]
     assert [(row["ratio"], row["ratio_low"], row["ratio_high"]) for row in rows] == [(ratio, None, None)] * 2
 
@@ -377,7 +377,7 @@ def test_compare(better: SweepResult) -> None:
 
 
 def test_sweeps_of_other_tensors_are_compared_at_the_sizes_that_both_moved() -> None:
-    """A small tensor has half the rate of a large one: not so one disk beside itself."""
+    """Compare one disk with itself, where small tensors have half the rate of large ones."""
     rates = {8 << 20: 1.0, 32 << 20: 2.0, 512 << 20: 4.0}
 
     def sweep_of(*sizes: int, **how: object) -> SweepResult:

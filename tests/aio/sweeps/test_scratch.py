@@ -51,7 +51,7 @@ def test_a_scratch_file_has_no_name_and_is_reached_by_its_path(tmp_path: Path) -
 
 @pytest.mark.usefixtures("without_proc")
 def test_a_filesystem_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There nothing is known of an owner, so nothing is taken for abandoned."""
+    """Keep files whose owner is unknown."""
 
     def refused(*_: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")

@@ -1,4 +1,4 @@
-"""The search finds good settings, on disks that are formulas."""
+"""Search for settings on disks that are formulas."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_settings_that_do_not_fit_are_never_measured() -> None:
 
 
 def test_large_blocks_are_tried_where_a_large_depth_was_lucky() -> None:
-    """A disk with a limit of requests per second: any depth gives the same, and blocks give what they are large."""
+    """A disk with a limit of requests per second: depth changes nothing, and the rate is proportional to the block."""
 
     def measure(configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
         luck = 1.03 if len({config.block_size for config in configs}) == 1 else 1.0
@@ -127,7 +127,7 @@ def test_finals_end_when_intervals_are_narrow_and_drop_the_surely_worse() -> Non
 
 
 def test_two_rounds_give_up_only_what_is_far_behind() -> None:
-    """After two rounds 10 % behind is the limit: 9 % stay for a third, whatever the width, 11 % do not."""
+    """Drop a setting that is 11 % behind after two rounds, and keep one that is 9 % behind."""
     best, near, far = (AioConfig(queue_depth=depth) for depth in (64, 32, 16))
     rates = {best: 1.0, near: 0.91, far: 0.89}
     rounds: list[list[AioConfig]] = []

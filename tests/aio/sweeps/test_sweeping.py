@@ -66,7 +66,7 @@ def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_pinned_memory_is_measured_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here is none: memory that is not pinned stands in for what torch would pin."""
+    """Replace pinned memory by ordinary memory, since there is no GPU here."""
     pinned: list[int] = []
 
     def allocate(nbytes: int) -> np.ndarray[Any, Any]:
@@ -151,7 +151,7 @@ def test_only_settings_of_the_axes_that_fit_are_compared_with_the_default(tmp_pa
 def test_a_sweep_keeps_to_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: float, seconds: float
 ) -> None:
-    """However long what goes on around a slice takes: ``around`` times the slice."""
+    """End in time with an overhead of ``around`` times the slice."""
     now, noise = [0.0], random.Random(1)
 
     def measured(_: Bench, config: AioConfig, operation: Operation, seconds: float, **more: object) -> Sample:
@@ -174,7 +174,7 @@ def test_a_sweep_keeps_to_its_time(
 def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tensors that take ten slices to their end, in the finals alone."""
+    """Move tensors that take ten slices to their end, which only the finals wait for."""
     now, noise = [0.0], random.Random(1)
 
     def measured(
@@ -201,7 +201,7 @@ def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_s
 
 
 def test_a_round_of_the_descent_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a disk that takes 2 s for each slice, a round of ten settings would take longer than the sweep has."""
+    """Sweep a disk that takes 2 s for each slice: a round of ten settings would take longer than the sweep may."""
     now = [0.0]
 
     def measured(
@@ -261,7 +261,7 @@ def test_the_finals_move_tensors_to_their_end(tmp_path: Path, monkeypatch: pytes
 
 
 def written_by_this_process() -> int:
-    """Bytes sent to disks so far."""
+    """Return the bytes that this process has sent to disks."""
     counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counters["write_bytes"])
 
@@ -322,7 +322,7 @@ def test_ring_mode_and_the_page_cache_are_labeled(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def missing_references() -> dict[str, str | None]:
-    """Why each reference cannot run; asked once, before descriptors are counted, as DeepSpeed keeps some."""
+    """Return why each reference cannot run; asked before descriptors are counted, since DeepSpeed keeps some."""
     return {name: why_no_reference(name) for name in ("fio", "deepspeed")}
 
 
