@@ -53,7 +53,8 @@ def test_figures(sweep: CommSweep) -> None:
 def test_the_explorer_shows_the_point_that_was_clicked(sweep: CommSweep) -> None:
     explorer = sweep.explore()
     assert explorer.selection is None
-    explorer.clicked({"type": "click", "customdata": point_text(sweep, sweep.points[2])})
+    clicked = {"type": "click", "customdata": point_text(sweep, sweep.points[2]), "index": [0]}
+    explorer.children[1]._handle_custom_msg(clicked, [])
     assert explorer.selection == sweep.points[2]
     assert "all_reduce of 1 MiB, out of place" in explorer.children[-1].value
     kind, ops = explorer.children[0].children

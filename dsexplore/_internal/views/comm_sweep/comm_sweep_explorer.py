@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import ipywidgets
@@ -41,11 +40,10 @@ def explorer(sweep: CommSweep, twin: View) -> LiveBox:
     def draw(_: Any = None) -> None:
         chosen = list(ops.value) or sweep.ops
         figure = sweep_figure(sweep, kind.value, chosen)
-        picture.show(json.loads(figure.to_json()), f"{kind.value} of {', '.join(chosen)}")
+        picture.show_figure(figure, f"{kind.value} of {', '.join(chosen)}")
 
     kind.observe(draw, "value")
     ops.observe(draw, "value")
     box.children = [ipywidgets.HBox([kind, ops]), picture, clicked_point]
-    box.clicked = clicked
     draw()
     return box

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
@@ -163,7 +162,7 @@ def _explorer(comparison: MeshComparison, twin: MeshComparisonView) -> Any:
             select(event["customdata"])
 
     picture = PlotWidget(on_event=clicked)
-    picture.show(json.loads(twin.figure().to_json()), "meshes by time and memory, predicted")
+    picture.show_figure(twin.figure(), "meshes by time and memory, predicted")
     box.children = [picture, below]
     box.select = select
     if predicted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -44,7 +43,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Ca
 
     def draw(_: Any = None) -> None:
         figure = getattr(prediction_figures, kind.value)(box.prediction)
-        picture.show(json.loads(figure.to_json()), f"{kind.value}, predicted")
+        picture.show_figure(figure, f"{kind.value}, predicted")
 
     def predict(_: Any = None) -> None:
         chosen = {name: control.value for name, control in conditions.items()}

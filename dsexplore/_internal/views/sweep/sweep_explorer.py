@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import ipywidgets
@@ -47,7 +46,7 @@ def explorer(result: SweepResult, twin: View) -> LiveBox:
 
     def draw(_: Any = None) -> None:
         figure = KINDS[kind.value](result, operation.value)
-        picture.show(json.loads(figure.to_json()), f"{kind.value} of {operation.value}")
+        picture.show_figure(figure, f"{kind.value} of {operation.value}")
 
     kind.observe(draw, "value")
     operation.observe(draw, "value")
@@ -56,7 +55,6 @@ def explorer(result: SweepResult, twin: View) -> LiveBox:
         picture,
         ipywidgets.HBox([block, ipywidgets.VBox([setting, ipywidgets.HTML("A click on a point shows its block.")])]),
     ]
-    box.select, box.draw = select, draw
     select(first)
     draw()
     return box

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -81,6 +82,10 @@ class PlotWidget(AnsweringWidget):
         """Draw this figure, given as plotly's JSON, in place of the previous one."""
         with self.hold_sync():
             self.spec, self.spoken = spec, spoken
+
+    def show_figure(self, figure: Any, spoken: str = "") -> None:
+        """Draw a ``plotly.graph_objects.Figure`` in place of the previous one."""
+        self.show(json.loads(figure.to_json()), spoken)
 
     def _receive(self, content: dict[str, Any]) -> None:
         if content.get("type") == "library":
