@@ -21,6 +21,7 @@ from dsexplore._internal.aio.backends import syscalls as sc
 from dsexplore._internal.aio.backends.base import split
 from dsexplore._internal.aio.backends.linux_aio import LinuxAio
 from dsexplore._internal.aio.buffers import fill_random
+from dsexplore._internal.aio.sweeps.result_text import what
 from dsexplore._internal.aio.sweeps.scratch import PREFIX
 from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore._internal.errors import UsageError
@@ -63,7 +64,7 @@ def test_a_small_disk_is_swept(loop_disk: Path) -> None:
 def test_tmpfs_is_swept_and_named(mounted: Callable[..., Path]) -> None:
     point = mounted("size=40m")
     result = sweep(point, "16MiB", 0.8, block_size=[1 << 18])
-    assert result.lines()[0].startswith("tmpfs on tmpfs (memory, page cache)")
+    assert what(result).startswith("tmpfs on tmpfs (memory, page cache)")
     assert "these files live in memory" in result.best().sentence()
     assert result.best().config == AioConfig()
     assert list(point.iterdir()) == []
@@ -272,7 +273,7 @@ def test_a_filesystem_without_direct_io(tmp_path: Path, monkeypatch: pytest.Monk
         handle.sync_pread(back, str(tmp_path / "file"), 7)
     assert np.array_equal(back, data.bytes)
     result = sweep(tmp_path, "16MiB", 0.6, backend=backend, block_size=[1 << 18])
-    assert result.lines()[0].split("; ")[0].endswith("page cache)")
+    assert what(result).split("; ")[0].endswith("page cache)")
     assert "the filesystem refuses" in str(result.disk.why_buffered)
     in_memory = "these files live in memory, so no disk was measured"
     otherwise = "the page cache was measured, not the disk, since the filesystem refuses"
