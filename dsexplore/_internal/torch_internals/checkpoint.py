@@ -37,6 +37,9 @@ SAVE = TorchName("torch:save")
 RESTORE_LOCATION = TorchName("torch._utils:_get_restore_location")
 """The function that says where ``torch.load`` puts a tensor that is no longer where it was."""
 
+RESTORE_DEVICE = TorchName("torch._utils:_restore_device_fake_mode")
+"""The function that gives a fake tensor that was loaded the device of its file."""
+
 SET_RNG_STATE = TorchName("torch:set_rng_state")
 FROM_STORAGE = TorchName("torch:asarray")
 FROM_FILE = TorchName("torch:from_file")

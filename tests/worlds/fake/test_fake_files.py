@@ -110,6 +110,20 @@ class TestFiles:
         assert (loaded["weight"].shape, loaded["weight"].device.type, loaded["step"]) == ((MANY,), device, 3)
         assert torch.load(file, map_location="cpu")["weight"].device.type == "cpu"
 
+    @pytest.mark.parametrize("location", [None, "cuda:0", {"cuda:0": "cuda:0"}])
+    def test_of_whole_modules_train_where_they_are_loaded(self, location: Any, device: str, tmp_path: Path) -> None:
+        if location is not None and device == "cpu":
+            pytest.skip("no file of a CPU is mapped to a GPU")
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, device=device))
+        torch.save(model, tmp_path / "model.pt")
+        loaded = torch.load(tmp_path / "model.pt", weights_only=False, map_location=location)
+        assert loaded.module.weight.device.type == device
+        assert loaded.module.weight.is_cuda == (device == "cuda")
+        with record() as trace:
+            loaded(torch.ones(2, 8, device=device)).sum().backward()
+        assert trace.events.select("op", "message_bytes").row(-1) == ("all_reduce", 4 * (8 * 8 + 8))
+        assert loaded.module.weight.grad.device.type == device
+
     def test_may_be_streams_that_only_write(self, device: str) -> None:
         class Stream:
             def __init__(self) -> None:

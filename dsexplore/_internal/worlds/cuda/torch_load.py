@@ -20,12 +20,14 @@ from dsexplore._internal.torch_internals.checkpoint import (
     REBUILD_TENSOR,
     REDUCE_STORAGES,
     REDUCE_TENSOR,
+    RESTORE_DEVICE,
     STORAGE_CUDA,
     STORAGE_TO,
     untyped,
 )
+from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
-from dsexplore._internal.worlds.cuda.device_marks import ATTRIBUTE, place
+from dsexplore._internal.worlds.cuda.device_marks import ATTRIBUTE, CPU, place
 from dsexplore._internal.worlds.cuda.function_mode import StandInMode
 
 LOCATION = re.compile(r"cuda(:\d+)?$")
@@ -74,6 +76,20 @@ def _rebuilt_on_device(original: Callable[..., Any], parts: Parts) -> Callable[.
         return tensor
 
     return rebuild
+
+
+def _restored(original: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
+    """Wrap a function to mark a fake tensor that was loaded: of one on ``cuda``, torch's autograd ends the process."""
+    mode = parts[StandInMode]
+
+    def restore(tensor: Tensor) -> Tensor:
+        restored = original(tensor)
+        if isinstance(restored, FakeTensor) and (device := mode.read(restored.fake_device)) is not None:
+            restored.fake_device = CPU
+            place(restored, device)
+        return restored
+
+    return restore
 
 
 class _Pickled:
@@ -129,6 +145,7 @@ def _as_untyped(storage: Any) -> Any:
 PATCHES: tuple[Entry, ...] = (
     Patch(PUT_STORAGE, "torch has no memory on that device", _put_storage, when="cuda device", by_code=True),
     Patch(REBUILD_TENSOR, "it makes a tensor of a storage alone", _rebuilt_on_device, when="cuda device", by_code=True),
+    Patch(RESTORE_DEVICE, "autograd needs CUDA for such a tensor", _restored, when="cuda device", by_code=True),
     *(
         Patch(target, "its pickle says where it is", _reduced_with_location, when="cuda device")
         for target in REDUCE_STORAGES
