@@ -7,7 +7,7 @@ shard that the program cut itself: which rows it took is found by comparing its 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -32,14 +32,9 @@ def put_in(model: nn.Module, weights: Weights, record: RunRecord) -> dict[str, s
         first, as with experts that are divided among ranks.
     """
     model = plain_model(model)
-    weights_here = {
-        name: local_part(parameter)[0] for name, parameter in parameters_of(model, {}) if not _is_dtensor(parameter)
-    }
-    names = _renamed_modules(weights_here, weights)
+    names = _renamed_modules(_plain_values(parameters_of(model, {})), weights)
     parameters = dict(parameters_of(model, names))
-    weights_here = {
-        name: local_part(parameter)[0] for name, parameter in parameters.items() if not _is_dtensor(parameter)
-    }
+    weights_here = _plain_values(parameters.items())
     record.unsynchronized = _unsynchronized(weights_here, weights)
     record.rows = _rows_of_shards(weights_here, weights)
     for name, parameter in parameters.items():
@@ -56,6 +51,11 @@ def put_in(model: nn.Module, weights: Weights, record: RunRecord) -> dict[str, s
         elif name in record.rows:
             _copy(parameter, whole.index_select(*record.rows[name]))
     return names
+
+
+def _plain_values(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor]:
+    """Return {name: value} of the parameters that are no DTensors."""
+    return {name: local_part(parameter)[0] for name, parameter in parameters if not _is_dtensor(parameter)}
 
 
 def _is_dtensor(tensor: Tensor) -> bool:

@@ -111,10 +111,12 @@ def test_large_blocks_are_tried_where_a_large_depth_was_lucky() -> None:
         luck = 1.03 if len({config.block_size for config in configs}) == 1 else 1.0
         return {c: c.block_size / CONTROL.block_size * (luck if c.queue_depth == 64 else 1.0) for c in configs}
 
-    scores = search.descend(CONTROL, search.AXES, measure, lambda: True, lambda config: search.fits(config, 512 << 20))
+    scores = search.descend(
+        CONTROL, search.AXES, measure, lambda: True, lambda config: search.fills_queues(config, 512 << 20)
+    )
     winner = max(scores, key=lambda config: scores[config])
     assert winner.block_size == max(search.AXES["block_size"])
-    assert all(search.fits(config, 512 << 20) for config in scores)
+    assert all(search.fills_queues(config, 512 << 20) for config in scores)
 
 
 def test_finals_end_when_intervals_are_narrow_and_drop_the_surely_worse() -> None:

@@ -196,7 +196,7 @@ class Bench:
 
     def fits(self, config: AioConfig) -> bool:
         """Return True if the setting fits the used part of the file."""
-        return search.fits(config, self.size)
+        return search.fills_queues(config, self.size)
 
     def measure(
         self,

@@ -53,7 +53,7 @@ def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...
     return axes
 
 
-def fits(config: AioConfig, size: int) -> bool:
+def fills_queues(config: AioConfig, size: int) -> bool:
     """Return True if `size` bytes fill the queues several times over; the default setting always fits."""
     return config.bytes_in_flight <= max(size // 4, AioConfig().bytes_in_flight)
 

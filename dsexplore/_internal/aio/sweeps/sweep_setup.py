@@ -158,7 +158,7 @@ class Plan:
     def settings(self, size: int) -> list[AioConfig]:
         """Return every setting of the axes that fits `size` bytes of a file; raises `UsageError` if none does."""
         every = search.grid(self.axes, lambda _: True)
-        fitting = [config for config in every if search.fits(config, size)]
+        fitting = [config for config in every if search.fills_queues(config, size)]
         if not fitting:
             least = min(every, key=lambda config: config.bytes_in_flight)
             raise UsageError(
