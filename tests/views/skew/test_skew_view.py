@@ -148,3 +148,12 @@ def test_a_trace_says_how_its_bytes_per_rank_and_step_make_up_the_sums() -> None
     shown = trace._repr_mimebundle_()["text/html"]
     each = trace.headline().to_frame()["wire_bytes"].sum()
     assert f"summed over 4 ranks and 6 steps: 24 × {format_bytes(each)} = {format_bytes(24 * each)}" in shown
+
+
+def test_an_arrival_that_an_earlier_collective_held_up_is_not_drawn_as_late() -> None:
+    skew = Skew(LATE.trace())
+    late = pl.col("is_late") & (pl.col("number") > 2)
+    for held_up, boxes in ((pl.lit(False), 6), (late, 3)):
+        skew.__dict__["arrivals"] = skew.arrivals.with_columns(is_held_up=held_up)
+        lane = html_of(skew).partition('aria-label="rank 1')[2].partition("</svg>")[0]
+        assert lane.rpartition("<path")[2].count("M") == boxes
