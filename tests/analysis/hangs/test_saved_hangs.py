@@ -5,6 +5,7 @@ Modules: ``analysis/hangs/hang_report.py``, ``analysis/hangs/trace_calls.py``.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 import dsexplore
 from dsexplore._internal.analysis.hangs.hang_report import HangReport
-from dsexplore._internal.trace.files import rank_file
+from dsexplore._internal.trace.files import rank_file, stack_file
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 Job = Callable[..., HangReport]
@@ -33,8 +34,11 @@ with dsexplore.commtrace(save=folder, timeout=1.5):
 def job(tmp_path: Path) -> Job:
     """Run a program on three ranks, and return the report on the folder that it saves into."""
 
-    def run(program: str, folder: Path = tmp_path, **names: object) -> HangReport:
-        dsexplore.run_ranks(program, 3, namespace={"folder": str(folder), **names}, timeout=30, group_timeout=4)
+    def run(
+        program: str, folder: Path = tmp_path, on_line: Callable[[int, str], None] | None = None, **names: object
+    ) -> HangReport:
+        namespace = {"folder": str(folder), **names}
+        dsexplore.run_ranks(program, 3, namespace=namespace, timeout=30, group_timeout=4, on_line=on_line)
         return dsexplore.explain_hang(folder)
 
     return run
@@ -117,7 +121,12 @@ def test_the_file_of_an_earlier_block_does_not_count_for_a_later_one(job: Job) -
 
 
 OUTSIDE = """
-import torch, torch.distributed as dist, dsexplore
+import os, threading, time, torch, torch.distributed as dist, dsexplore
+def watch():
+    while not all(map(os.path.exists, files)):
+        time.sleep(0.01)
+    print("saved", flush=True)
+threading.Thread(target=watch, daemon=True).start()
 with dsexplore.commtrace(save=folder, timeout=1.5):
     dist.all_reduce(torch.ones(8))
     if rank == 1:
@@ -127,10 +136,19 @@ with dsexplore.commtrace(save=folder, timeout=1.5):
 """
 
 
-def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collectives(job: Job) -> None:
-    found = job(OUTSIDE)
-    assert (found.culprits, found.reason, found.lines) == ((1,), "outside a collective", {1: "<rank cell>:6"})
-    assert "rank 1 in new_group (<rank cell>:6), ranks 0, 2 in new_group (<rank cell>:8)" in found.sentence
+def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collectives(job: Job, tmp_path: Path) -> None:
+    """They hang until they are interrupted, which they are once each has saved what it did."""
+
+    def interrupt(rank: int, line: str) -> None:
+        if line == "saved":
+            signal.raise_signal(signal.SIGINT)
+
+    files = [str(tmp_path / file_of(rank)) for rank in range(3) for file_of in (rank_file, stack_file)]
+    with pytest.raises(KeyboardInterrupt):
+        job(OUTSIDE, files=files, on_line=interrupt)
+    found = dsexplore.explain_hang(tmp_path)
+    assert (found.culprits, found.reason, found.lines) == ((1,), "outside a collective", {1: "<rank cell>:11"})
+    assert "rank 1 in new_group (<rank cell>:11), ranks 0, 2 in new_group (<rank cell>:13)" in found.sentence
 
 
 IN_RECV = """
