@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -267,11 +268,16 @@ def pages_of_lab(browser: Any) -> Iterator[list[Any]]:
 
 @pytest.fixture
 def lab_page(lab: Lab, browser: Any, pages_of_lab: list[Any]) -> Iterator[Any]:
-    """JupyterLab's page with no notebook open, which takes longer to load than most of its tests take otherwise.
+    """JupyterLab's page with no notebook open. Errors and requests are those of one test."""
+    with page_of_lab(lab, browser, pages_of_lab) as page:
+        yield page
 
-    Errors and requests are those of one test. A test that fails leaves its page to no other.
-    """
-    page = pages_of_lab.pop() if pages_of_lab else new_page(browser)
+
+@contextmanager
+def page_of_lab(lab: Lab, browser: Any, pages: list[Any]) -> Iterator[Any]:
+    """Take JupyterLab's page, which takes longer to load than most tests take otherwise, and leave it to the next
+    test, unless closing its notebooks fails."""
+    page = pages.pop() if pages else new_page(browser)
     page.set_viewport_size(VIEWPORT)
     page.mouse.move(0, 0)
     page.errors.clear()
@@ -282,9 +288,9 @@ def lab_page(lab: Lab, browser: Any, pages_of_lab: list[Any]) -> Iterator[Any]:
             if other is not page:  # the browser gives a page behind another one few frames
                 other.close()
         lab.close(page)
-        pages_of_lab.append(page)
+        pages.append(page)
     finally:
-        if not pages_of_lab:
+        if not pages:
             page.context.close()
 
 
@@ -349,7 +355,7 @@ def _address(server: subprocess.Popen[bytes], home: Path) -> str:
     pytest.fail(f"JupyterLab did not start:\n{(home / 'log').read_text()[-2000:]}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def shot() -> Any:
     """Keep a picture of a page or of one element."""
 

@@ -9,11 +9,13 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import chromium
+from tests.browser.conftest import chromium, page_of_lab
 from tests.browser.test_accessibility import draw
 
 pytestmark = pytest.mark.browser
@@ -36,37 +38,40 @@ SEEN = """() => [...document.querySelectorAll('.jp-CodeCell')].slice(1).map((cel
 """For each cell behind the first, how many twins and how many live views can be seen."""
 
 
-@pytest.fixture
-def page(lab_page: Any) -> Any:
-    return lab_page
+@dataclass
+class Run:
+    """What JupyterLab showed of the notebook while a kernel answered, and the file that it saved then."""
+
+    seen: list[list[int]]
+    errors: list[str]
+    path: Path
 
 
-@pytest.fixture
-def saved(lab: Any, make_layered: Any) -> None:
-    make_layered(4, odd=1).save(lab.folder / "twins.trace")
+@pytest.fixture(scope="module")
+def notebook(one_lab: Any, browser: Any, pages_of_lab: list[Any], make_layered: Any, shot: Any) -> Run:
+    """Run the notebook, save it, and end its kernel: the tests of what remains only read the file."""
+    make_layered(4, odd=1).save(one_lab.folder / "twins.trace")
+    path = one_lab.write("twins.ipynb", [LOAD, *VIEWS.values()])
+    with page_of_lab(one_lab, browser, pages_of_lab) as page:
+        one_lab.open(page, path.name)
+        one_lab.run_all(page)
+        all_live = "n => document.querySelectorAll('.dsx-live.lm-Widget').length >= n"
+        page.wait_for_function(all_live, arg=sum(LIVE.values()))
+        seen = page.evaluate(SEEN)
+        shot(page, "twins_live", full_page=True)
+        one_lab.save(page)
+        return Run(seen, [*page.errors], path)
 
 
-def ran(lab: Any, page: Any, name: str) -> None:
-    lab.write(name, [LOAD, *VIEWS.values()])
-    lab.open(page, name)
-    lab.run_all(page)
-    page.wait_for_function("n => document.querySelectorAll('.dsx-live.lm-Widget').length >= n", arg=sum(LIVE.values()))
-
-
-def test_while_a_kernel_answers_each_live_view_is_seen_and_no_twin(lab: Any, page: Any, saved: None, shot: Any) -> None:
-    ran(lab, page, "twins.ipynb")
-    assert page.evaluate(SEEN) == [[0, many] for many in LIVE.values()]
-    shot(page, "twins_live", full_page=True)
-    assert page.errors == []
+def test_while_a_kernel_answers_each_live_view_is_seen_and_no_twin(notebook: Run) -> None:
+    assert notebook.seen == [[0, many] for many in LIVE.values()]
+    assert notebook.errors == []
 
 
 def test_without_a_kernel_each_twin_is_seen_and_nothing_else(
-    lab: Any, page: Any, fresh_page: Any, saved: None, shot: Any
+    lab: Any, notebook: Run, fresh_page: Any, shot: Any
 ) -> None:
-    ran(lab, page, "twins_saved.ipynb")
-    lab.save(page)
-    lab.end_kernels()
-    fresh_page.goto(f"{lab.address}/lab/workspaces/twins/tree/twins_saved.ipynb?reset")
+    fresh_page.goto(f"{lab.address}/lab/workspaces/twins/tree/{notebook.path.name}?reset")
     fresh_page.wait_for_selector(".jp-CodeCell .dsx-twin")
     absent = fresh_page.locator(".jp-OutputArea-child", has_text=re.compile("Loading widget|Error displaying widget"))
     absent.nth(sum(LIVE.values()) - 1).wait_for(state="attached")
@@ -75,15 +80,12 @@ def test_without_a_kernel_each_twin_is_seen_and_nothing_else(
     shot(fresh_page, "twins_static", full_page=True)
 
 
-def test_exported_each_twin_is_seen(lab: Any, page: Any, saved: None) -> None:
-    ran(lab, page, "twins_exported.ipynb")
-    lab.save(page)
-    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR"]
-    subprocess.run([*command, str(lab.folder / "twins_exported.ipynb")], check=True)
-    exported = page.context.new_page()
-    exported.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
-    exported.goto((lab.folder / "twins_exported.html").as_uri())
-    twins = exported.locator(".dsx-twin")
+def test_exported_each_twin_is_seen(notebook: Run, fresh_page: Any, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR", f"--output-dir={tmp_path}"]
+    subprocess.run([*command, str(notebook.path)], check=True)
+    fresh_page.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
+    fresh_page.goto((tmp_path / "twins.html").as_uri())
+    twins = fresh_page.locator(".dsx-twin")
     assert [twin.is_visible() for twin in twins.all()] == [True] * sum(LIVE.values())
 
 
@@ -111,11 +113,9 @@ open(sys.argv[3], "wb").write(document)
 """What ``nbconvert --to webpdf`` does, with the Chromium that is there; prints what its page shows and asks for."""
 
 
-def test_printed_as_a_pdf_each_twin_is_seen(lab: Any, page: Any, saved: None) -> None:
-    ran(lab, page, "twins_printed.ipynb")
-    lab.save(page)
-    target = lab.folder / "twins.pdf"
-    command = [sys.executable, "-c", PRINT, chromium(), str(lab.folder / "twins_printed.ipynb"), str(target)]
+def test_printed_as_a_pdf_each_twin_is_seen(notebook: Run, tmp_path: Path) -> None:
+    target = tmp_path / "twins.pdf"
+    command = [sys.executable, "-c", PRINT, chromium(), str(notebook.path), str(target)]
     seen, asked = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert seen == [True] * sum(LIVE.values())
     assert not [url for url in asked if "widget" in url or "dsx" in url]
