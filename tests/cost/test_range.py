@@ -36,6 +36,15 @@ def test_text_has_units() -> None:
     assert str(Range.within(2.0, 0.1, 0.2, "")) == "2 (1.8 to 2.4)"
 
 
+def test_a_sum_says_why_its_widest_part_is_wide() -> None:
+    narrow, wide = Range(1, 2, 3, why="measured"), Range(1, 2, 9, why="never measured")
+    assert (narrow + wide).why == (wide + narrow).why == "never measured"
+    assert (narrow * 10 + wide).why == "measured"
+    assert (wide + 1.0).why == (wide / 2).why == "never measured"
+    assert wide.at_most(narrow).why == narrow.at_most(wide).why == "measured"
+    assert narrow == Range(1, 2, 3)
+
+
 @pytest.mark.parametrize(("low", "expected", "high"), [(2, 1, 3), (1, 2, float("inf")), (float("nan"), 1, 2)])
 def test_three_numbers_that_do_not_ascend_are_refused(low: float, expected: float, high: float) -> None:
     with pytest.raises(UsageError, match="no range"):
