@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import math
 import statistics
 import warnings
 from collections import defaultdict
@@ -52,6 +53,7 @@ MODELS = {
     "llama-2-34b": Model(48, 8192, 64, 8, 22016, 32000),
     "llama-2-70b": LLAMA_2_70B,
     # MPT: attention of as many key and value heads, GELU; positions as biases, which cost little.
+    "mpt-760m": Model(24, 1536, 12, 12, 6144, 50368, gated=False),
     "mpt-1b": Model(24, 2048, 16, 16, 8192, 50368, gated=False),
     "internlm-7b": Model(32, 4096, 32, 32, 11008, 103168),
     "mpt-3b": Model(32, 2560, 20, 20, 10240, 50368, gated=False),
@@ -211,12 +213,20 @@ class Errors:
     """Published steps in the predicted range."""
     memories: list[float] = field(default_factory=list)
     """Relative errors."""
+    rates: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    """By source, model and number of GPUs: published and predicted tokens per second and GPU."""
+    fitting: int = 0
+    """Published steps, all of which ran, that are predicted to fit."""
 
     def add(self, row: Row, prediction: Prediction, ours: float) -> str:
         """Count a row, of which `ours` are the predicted seconds; returns its line."""
         seconds = f"{ours:7.2f} s, no such step published"
         if row.step is not None:
             self.steps[row.source].append((row.step, ours))
+            assert row.tokens_per_second is not None
+            group = f"{row.source}, {row.model} on {math.prod(row.sizes.values())}"
+            self.rates[group].append((row.tokens_per_second, row.tokens_per_second * row.step / ours))
+            self.fitting += prediction.fits
             scale = ours / prediction.step.expected
             self.inside += prediction.step.low * scale <= row.step <= prediction.step.high * scale
             seconds = f"{ours:7.2f} of {row.step:7.2f} s {ours / row.step - 1:+6.1%}"
@@ -236,7 +246,7 @@ class Errors:
         )
 
     def lines(self) -> Iterator[str]:
-        """The errors of all rows, of each source, and of memory."""
+        """The errors of all rows, of each source, and of memory; the order within a model and number of GPUs."""
         errors = [abs(ours / published - 1) for pairs in self.steps.values() for published, ours in pairs]
         if errors:
             held = self.inside / len(errors)
@@ -249,6 +259,12 @@ class Errors:
             yield f"  {source}: {len(pairs)} rows, {median:.1%}, signed {signed:+.1%}, rank correlation {order:.2f}"
         if self.memories:
             yield f"memory: median error {statistics.median(self.memories):.1%} of {len(self.memories)} rows"
+        for group, pairs in self.rates.items():
+            if len(pairs) > 2:
+                order = rank_correlation([published for published, _ in pairs], [ours for _, ours in pairs])
+                yield f"tokens per second of {group} GPUs: {len(pairs)} rows, rank correlation {order:.2f}"
+        if errors:
+            yield f"{self.fitting} of {len(errors)} steps, which all ran, are predicted to fit"
 
 
 def main() -> None:
