@@ -1,6 +1,6 @@
 """How long it takes to compare the meshes of Llama 3 70B on 64 ranks. Run: python benchmarks/mesh_choice.py
 
-Every factorisation of 64 over pp, dp and tp, of which each rank of a kind is traced on fake tensors. Bound: 120 s on
+Every factorisation of 64 over pp, dp and tp, of which each rank of a kind is traced on fake tensors. Goal: 60 s on
 two processors that do nothing else. Of a pipeline's microbatches those are traced that the others repeat.
 """
 

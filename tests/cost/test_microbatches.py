@@ -141,6 +141,16 @@ def test_a_saved_notebook_has_the_predicted_stages_as_a_drawing() -> None:
     assert "predicted time" in drawn
 
 
+def test_what_makes_the_range_of_a_pipeline_wide_leaves_out_waiting_for_other_stages() -> None:
+    prediction = predict(trace_rank(build, SIZES, 0))
+    assert prediction.bubble.expected > 0
+    played = prediction._slowest.played
+    for end, name in enumerate(("low", "expected", "high")):
+        own = played(end).end - played(end).receiving
+        assert prediction.by_cause()[name].sum() == pytest.approx(own)
+    assert prediction.step.why.startswith(prediction.widest_part)
+
+
 @pytest.mark.parametrize("stage", [1, 2])
 def test_twice_the_batch_of_a_pipeline_needs_no_new_trace(stage: int) -> None:
     if stage == 2 and not outputs_kept(False):
