@@ -125,3 +125,8 @@ def test_a_substitution_is_said_once_with_its_lines() -> None:
     assert note.startswith("broadcast_object_list receives an object of rank 0, which no process plays")
     assert note.endswith(")")
     assert note.count("test_other_ranks_objects.py:") == 1
+
+
+def test_a_message_from_any_rank_is_refused_as_torch_refuses_it() -> None:
+    with simulate(2), pytest.raises(ValueError, match="Must specify global_rank or group_rank"):
+        dist.recv_object_list(["mine"])

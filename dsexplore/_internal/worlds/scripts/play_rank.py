@@ -109,7 +109,7 @@ def play(
     program.check()
     stages = earlier_stages(program, setting) if stages is None else stages
     world.stage_shapes = stages.shapes()
-    world.shared_objects = objects or SharedObjects(player=partial(_play_sender, program, setting, (setting.rank,)))
+    world.shared_objects = objects or SharedObjects(player=partial(play_sender, program, setting, (setting.rank,)))
     world.open()
     try:
         world.expect_set_up()
@@ -165,7 +165,7 @@ def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_
     )
 
 
-def _play_sender(program: Program, setting: Setting, waiting: tuple[int, ...], rank: int, folder: str) -> None:
+def play_sender(program: Program, setting: Setting, waiting: tuple[int, ...], rank: int, folder: str) -> None:
     """Play a rank in a process of its own for the objects that it sends, unless it waits for objects itself.
 
     Args:
@@ -190,7 +190,7 @@ def _play_sender(program: Program, setting: Setting, waiting: tuple[int, ...], r
 
 def _leave_objects(program: Program, setting: Setting, waiting: tuple[int, ...], folder: str) -> None:
     """Run the program; how it ends is the concern of whoever plays this rank for its trace."""
-    play(program, setting, objects=SharedObjects(folder, player=partial(_play_sender, program, setting, waiting)))
+    play(program, setting, objects=SharedObjects(folder, player=partial(play_sender, program, setting, waiting)))
 
 
 def _answer_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:

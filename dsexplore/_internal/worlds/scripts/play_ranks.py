@@ -24,7 +24,7 @@ from dsexplore._internal.trace.trace import Trace, load
 from dsexplore._internal.worlds.real.run_ranks import RankOutcome, run_in_turn
 from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
 from dsexplore._internal.worlds.scripts.observed_world import ObservedWorld, observe_world
-from dsexplore._internal.worlds.scripts.play_rank import Setting, earlier_stages, play
+from dsexplore._internal.worlds.scripts.play_rank import Setting, earlier_stages, play, play_sender
 from dsexplore._internal.worlds.scripts.program import Program, exit_status
 from dsexplore._internal.worlds.simulated import shared_objects
 from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
@@ -208,6 +208,7 @@ def _play_rank(program: Program, setting: Setting, rank: int, objects: SharedObj
     written: dict[str, None] = {}
     worlds: list[ObservedWorld] = []  # one, once the program has ended
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
+    objects = replace(objects, player=partial(play_sender, program, setting, (rank,)))  # of those that begin later
     with _watched_files(lambda path: written.setdefault(path), folder):
         played = play(
             program,

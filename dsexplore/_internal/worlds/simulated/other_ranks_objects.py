@@ -202,6 +202,8 @@ def _recv_object_list(original: Callable[..., int], parts: Parts) -> Callable[..
     def recv_object_list(*args: Any, **kwargs: Any) -> int:
         given = parameters.bind(*args, **kwargs).arguments
         source, local = _other_rank(given, "src", default=None), given["object_list"]
+        if given.get("src") is None and given.get("group_src") is None:
+            return original(*args, **kwargs)  # raises: torch documents a message from any rank, and refuses it
         with without_fake_mode():
             sent = objects.sent(_MESSAGE, given, source, local, dist.get_rank()) if source is not None else None
             if not sent or len(sent) != len(local):

@@ -70,7 +70,7 @@ class SharedObjects:
             number: of `number`.
             source: the rank that sends.
         """
-        if self.player is None:
+        if self.player is None or source in self.before:
             return None
         file = self._file(number)
         if not file.exists() and source not in self._senders:
