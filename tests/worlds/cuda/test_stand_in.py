@@ -89,6 +89,10 @@ class TestDevices:
             assert moved.to("cuda", torch.float64).dtype == torch.float64
             assert moved.type() == "torch.cuda.FloatTensor"
             assert on_cpu.type("torch.cuda.HalfTensor").device == cuda(0)
+            assert on_cpu.type_as(moved).device == cuda(0)
+            assert moved.type_as(on_cpu.half()).device.type == "cpu"
+            assert moved.type_as(on_cpu.half()).dtype == torch.float16
+            assert moved.type_as(moved) is moved
 
     def test_data_of_the_cpu_is_copied_to_the_gpu(self) -> None:
         with cuda_stand_in():

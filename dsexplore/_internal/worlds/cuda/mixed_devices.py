@@ -20,7 +20,7 @@ from dsexplore._internal.worlds.cuda.device_marks import PLAIN_CLASSES
 _MAY_MIX = frozenset(
     (
         *(Tensor.__getitem__, Tensor.index_put, torch.index_put),  # indices may be on the CPU
-        *(Tensor.view_as, Tensor.expand_as, Tensor.reshape_as, Tensor.type_as),  # the other's shape or type alone
+        *(Tensor.view_as, Tensor.expand_as, Tensor.reshape_as),  # the other's shape alone
         *(Tensor.new_tensor, Tensor.new_full, torch.full_like, torch.tensor, torch.as_tensor),  # data is copied
         *(torch.nn.functional.ctc_loss, torch.ctc_loss),  # lengths are on the CPU
     )

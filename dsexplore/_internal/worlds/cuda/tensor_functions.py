@@ -79,6 +79,12 @@ def _type(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return moved(func(*args, **kwargs), args, device)
 
 
+@implements(Tensor.type_as)
+def _type_as(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    other = args[1] if len(args) > 1 else kwargs["other"]
+    return moved(func(*args, **kwargs), args, device_of(other))
+
+
 @implements(torch.tensor, torch.as_tensor, torch.asarray)
 def _of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Return a tensor of data: numbers of tensors in a list are copied to the CPU unless a device is named; a tensor
