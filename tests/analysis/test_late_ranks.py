@@ -33,7 +33,7 @@ def test_ranks_that_vary_alone_are_not_late(seed: int, ranks: int, steps: int, m
 
 def test_who_is_late_by_how_much_and_since_when_is_said_in_one_sentence() -> None:
     assert Skew(ONE_OF_FOUR.trace()).sentence == (
-        "Rank 1 arrives 200 ms late at 6 of 6 all_reduces; the transfer itself takes 1.7–3.3 ms."
+        "Rank 1 arrives 200 ms late at 6 of 6 all_reduces; those transfers take 1.7–3.3 ms."
     )
     later = Program(ranks=4, steps=20, jitter=1e-3, late_rank=3, late_by=0.1, late_from=7)
     assert Skew(later.trace()).sentence.startswith("Rank 3 arrives 100 ms late at 13 of 20 all_reduces, since step 7;")

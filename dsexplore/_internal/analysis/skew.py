@@ -113,7 +113,7 @@ class Skew(Displayable):
         skew, duration = float(np.median(rows["skew"])), rows["duration"].to_numpy()
         return (
             f"No rank comes late again and again: ranks start a collective {format_seconds(skew)} apart (median), and "
-            f"the transfer itself takes {range_text(*np.quantile(duration, (0.1, 0.9)))}."
+            f"the transfer takes {range_text(*np.quantile(duration, (0.1, 0.9)))}."
         )
 
     def to_frame(self, by: By | None = None) -> pl.DataFrame:
@@ -149,9 +149,9 @@ def skew(tables: Tables) -> Skew:
 def late_text(late: LateRank) -> str:
     """Return one late rank as a sentence.
 
-    Worked example: ``"Rank 1 arrives 200 ms late at 6 of 6 all_reduces; the transfer itself takes 2–5 ms."``
+    Worked example: ``"Rank 1 arrives 200 ms late at 6 of 6 all_reduces; those transfers take 2–5 ms."``
     """
-    return f"Rank {late.rank} arrives {lateness_text(late)}; the transfer itself takes {range_text(*late.transfer)}."
+    return f"Rank {late.rank} arrives {lateness_text(late)}; those transfers take {range_text(*late.transfer)}."
 
 
 def lateness_text(late: LateRank) -> str:

@@ -20,7 +20,7 @@ from dsexplore._internal.views.skew.skew_view import _labels, window
 from tests.analysis.late_programs import Program
 
 LATE = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2)
-SENTENCE = "Rank 1 arrives 200 ms late at 6 of 6 all_reduces; the transfer itself takes 1.7–3.3 ms."
+SENTENCE = "Rank 1 arrives 200 ms late at 6 of 6 all_reduces; those transfers take 1.7–3.3 ms."
 
 
 def html_of(skew: Skew) -> str:
