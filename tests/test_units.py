@@ -57,7 +57,17 @@ def test_a_count_has_its_noun_in_the_right_number(count: int, text: str) -> None
     assert format_count(count, "rank") == text
 
 
-@pytest.mark.parametrize(("change", "text"), [(0.2, "+20.0 %"), (-0.125, "−12.5 %"), (0, "+0.0 %")])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (0.2, "+20 %"),
+        (-0.125, "−12 %"),
+        (0, "±0 %"),
+        (1.5, "+150 %"),
+        (0.001, "under 1 % more"),
+        (-0.999, "over 99 % less"),
+    ],
+)
 def test_a_change_has_a_sign(change: float, text: str) -> None:
     assert format_change(change) == text
 

@@ -94,8 +94,11 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_change(change: float) -> str:
-    """Return a relative change in percent: ``-0.125`` → ``"−12.5 %"``, ``0.2`` → ``"+20.0 %"``."""
-    return f"{100 * change:+.1f} %".replace("-", "−")
+    """Return a relative change in percent: ``-0.2`` → ``"−20 %"``, ``0.001`` → ``"under 1 % more"``, 0 → ``"±0 %"``."""
+    share = format_share(abs(change), 1.0)
+    if not share[0].isdecimal():
+        return f"{share} {'more' if change > 0 else 'less'}"
+    return f"{'+' if change > 0 else '−' if change else '±'}{share}"
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -84,7 +84,7 @@ def test_it_concludes_what_both_send_and_how_long_measured_steps_take() -> None:
         {"seq": 1, "start": 1_000_000, "end": 3_000_000, "wire_bytes": 512},
     )
     assert one.diff(two).timeline().verdict == (
-        "In this step A sends 1 KiB on the wire in 1 collective, B 1.5 KiB on the wire in 2 collectives (+50.0 %); "
+        "In this step A sends 1 KiB on the wire in 1 collective, B 1.5 KiB on the wire in 2 collectives (+50 %); "
         "all that is drawn takes 2 ms in A, 3 ms in B."
     )
     assert "takes" not in one.diff(trace_of({})).timeline().verdict

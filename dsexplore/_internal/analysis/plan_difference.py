@@ -21,7 +21,7 @@ from dsexplore._internal.trace.diff import KEYS
 from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
 from dsexplore._internal.trace.tables import Tables
-from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
+from dsexplore._internal.units import format_bytes, format_change, format_count, format_seconds
 
 SIZES = ("count", "message_bytes", "wire_bytes")
 COLUMNS: dict[str, pl.DataType] = {
@@ -274,12 +274,7 @@ def _compared(change: float, a: float, b: float) -> str:
 
 def _share(change: float, a: float) -> str:
     """Format a change relative to `a`: `` (−20 %)``, `` (over 99 % less)``; empty if it is tenfold or more."""
-    if not a or abs(change) >= 10 * a:
-        return ""
-    part = format_share(abs(change), a)
-    if part[0].isdecimal():
-        return f" ({'+' if change > 0 else '−'}{part})"
-    return f" ({part} {'more' if change > 0 else 'less'})"
+    return f" ({format_change(change / a)})" if a and abs(change) < 10 * a else ""
 
 
 def _amount(change: float) -> str:

@@ -51,7 +51,8 @@ padding:0}
 table-layout:auto}
 .dsx.dsx th,.dsx.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
 background:none;color:inherit;white-space:nowrap}
-.dsx.dsx th{font-weight:600;border-bottom:1px solid var(--dsx-line)}
+.dsx.dsx th{font-weight:600}
+.dsx.dsx.dsx thead :is(th,td){border-bottom:1px solid var(--dsx-line)}
 .dsx.dsx.dsx .l{text-align:left}
 .dsx.dsx .w{white-space:normal;overflow-wrap:break-word;min-width:8em}
 .dsx.dsx.dsx tbody tr{background:none}
