@@ -74,13 +74,13 @@ class Headline(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """At most eight sentences: where the recording stopped, late ranks, axes, experts with uneven traffic, modules,
+        """At most eight sentences: where the recording stopped, late ranks, experts with uneven traffic, axes, modules,
         findings, exposed time, and how long the program stands still for its disk and its input."""
         events = self.tables.events
         if events.is_empty():
             return tuple(self._io())
         finding = tuple(self._finding())  # first, as it needs most memory, before there is what the others keep
-        parts = (self._stopped, self._late, self._axes, self._experts, self._module)
+        parts = (self._stopped, self._late, self._experts, self._axes, self._module)
         said = (sentence for part in parts for sentence in part())
         return (*said, *finding, *filter(None, [self.time]), *self._io())
 

@@ -236,6 +236,10 @@ def _clock_text(skew: Skew) -> str:
 
 
 HEAD = ("rank", "late at", "of", "others waited for it", "waited itself", "likely")
+_COUNTED = (
+    "Late at: each collective in which others waited for the rank. The sentence leaves out those where an earlier "
+    "collective held it up, and those where it was hardly late."
+)
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 8, 2_000
 _MOST_COLLECTIVES_OF_PAGE, _MOST_LANES_OF_PAGE = 96, 64
 _MOST_NOTES = 20
@@ -258,6 +262,7 @@ class SkewView(View):
             f"{format_seconds(kept)} for it, and it waited {format_seconds(waited)}"
             for rank, collectives, late, kept, waited, _ in self._ranks().head(_MOST_ROWS).iter_rows()
         ]
+        lines += [f"  {self._counted}"] if self._counted else []
         more = self._ranks().height - _MOST_ROWS
         lines += [f'  {more:,} more ranks: to_frame(by="rank")'] if more > 0 else []
         return "\n".join([*lines, *(f"note: {html.plain(note, 0)}" for note in self._notes)])
@@ -303,7 +308,15 @@ class SkewView(View):
         ]
         more = ranks.height - len(rows)
         rest = f'<p class="dim">{more:,} more ranks: <code>to_frame(by="rank")</code></p>' if more > 0 else ""
-        return f"<details><summary>Each rank</summary>{html.table(HEAD, rows, left=(5,))}{rest}</details>"
+        counted = f'<p class="dim">{self._counted}</p>' if self._counted else ""
+        return f"<details><summary>Each rank</summary>{html.table(HEAD, rows, left=(5,))}{rest}{counted}</details>"
+
+    @property
+    def _counted(self) -> str:
+        """Why ranks are late at more collectives than the sentence says; empty where they are not."""
+        late = dict(self._ranks().select("rank", "late").iter_rows())
+        is_more = any(late[named.rank] > named.late for named in self._skew.late_ranks)
+        return _COUNTED if is_more else ""
 
     def figure(self) -> Any:
         """Return a plotly figure of the same: a bar per rank and collective, with waiting and transfer apart.
