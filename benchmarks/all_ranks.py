@@ -22,8 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from programs_of_calls import RANKS, Program
 from programs_of_libraries import library_programs
-from programs_of_ranks import FORKS, RANKS, Program, programs
+from programs_of_ranks import FORKS, programs
 
 import dsexplore
 from dsexplore._internal.capture.record import record

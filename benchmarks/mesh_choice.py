@@ -11,7 +11,8 @@ import resource
 import time
 from collections.abc import Callable, Mapping
 
-from parallel_llama import LLAMA_3_70B, Run, build
+from llama_layers import LLAMA_3_70B
+from parallel_llama import Run, build
 from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore

@@ -25,17 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from parallel_llama import (
-    LLAMA_2_7B,
-    LLAMA_2_13B,
-    LLAMA_2_70B,
-    LLAMA_3_8B,
-    LLAMA_3_70B,
-    LLAMA_3_405B,
-    Model,
-    Run,
-    build,
-)
+from llama_layers import LLAMA_2_7B, LLAMA_2_13B, LLAMA_2_70B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_3_405B, Model
+from parallel_llama import Run, build
 
 from dsexplore._internal.cost.meshes.compare_meshes import trace_rank
 from dsexplore._internal.cost.step.prediction import Prediction

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.nn as dist_nn
-from programs_of_ranks import RANKS, WIDTH, Block, Program, blocks, line, square, train
+from programs_of_calls import RANKS, WIDTH, Program, line, square
+from programs_of_ranks import Block, blocks, train
 from torch import Tensor, nn
 from torch.distributed._composable import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

@@ -13,7 +13,7 @@ from torch.distributed._tensor import DTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from parallel_llama import Part
+    from llama_layers import Part
 
 
 class ZeroOne:

@@ -32,9 +32,10 @@ from tests.aio.checkpoints.test_loading_result import USUAL, loader, loading
 from tests.aio.checkpoints.test_predict_checkpoint import cost as checkpoint_cost
 from tests.aio.data_loaders.test_feeding_result import feeding
 from tests.aio.offload.test_offload_plan import cost as offload_cost
+from tests.browser.bare_page import AXE, RULES, axe, draw
 from tests.browser.conftest import ARGUMENTS, chromium
 from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP
-from tests.browser.test_accessibility import AXE, CUT, RULES, axe, draw
+from tests.browser.test_accessibility import CUT
 from tests.views import traces
 
 ROOT = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from dsexplore._internal.aio.sweeps.statistics import median
 from dsexplore._internal.errors import UsageError, page_of
 from dsexplore._internal.units import format_rate
 from dsexplore.aio import AioConfig, SweepResult
-from tests.aio.sweeps.test_result import result_of
+from tests.aio.sweeps.results import result_of
 
 ADDRESS = f"\n{page_of(UsageError)}\n"
 """Text after the message of an error."""

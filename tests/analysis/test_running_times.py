@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore import Trace
+from dsexplore._internal.analysis.link_flows import BETWEEN, INSIDE
 from dsexplore._internal.analysis.running_times import covered, measured_times
-from dsexplore._internal.analysis.world_map import BETWEEN, INSIDE
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace import schema
 from dsexplore._internal.trace.tables import Tables, TraceInfo

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import Trace
-from dsexplore._internal.analysis.world_map import BETWEEN, INSIDE
+from dsexplore._internal.analysis.link_flows import BETWEEN, INSIDE
 from dsexplore._internal.errors import UsageError
 
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""Every view by axe-core, by keyboard alone, at 200 %, in forced colors, narrow, and without a kernel that answers.
+"""Every view by axe-core, by keyboard alone, at 200 %, in forced colors, and narrow.
 
 Modules: ``views/``.
 
@@ -8,8 +8,6 @@ that Python's widget has filled.
 
 from __future__ import annotations
 
-import base64
-import importlib.resources
 import itertools
 import json
 from collections.abc import Iterator
@@ -17,116 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from plotly.offline import get_plotlyjs
-from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dsexplore
 from dsexplore._internal.comm.logs.logger import CommsLogger
 from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore._internal.trace.trace import Trace
+from tests.browser.bare_page import AXE, RULES, STUB, axe, draw, explorers_of, opened_page, recorded_step, state_of
 
 pytestmark = pytest.mark.browser
-
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-AXE = """async (rules) => (await axe.run(document, { runOnly: { type: "tag", values: rules } }))
-  .violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html.slice(0, 160)).join(" | ")}`)"""
-
-STUB = """
-async ([source, state, manager]) => {
-  const revive = (value) => {
-    if (Array.isArray(value)) return value.map(revive);
-    if (!value || typeof value !== "object") return value;
-    if ("base64" in value) return new DataView(Uint8Array.from(atob(value.base64), (c) => c.charCodeAt(0)).buffer);
-    return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, revive(each)]));
-  };
-  const listeners = {}, heard = [];
-  state = revive(state);
-  window.sent = [];
-  window.kernel = {
-    status: "idle", isDisposed: false,
-    statusChanged: { connect: (f) => heard.push(f), disconnect() {} },
-    becomes(status) { this.status = status; heard.forEach((f) => f()); },
-    // Of the messages that wait ipywidgets joins those of the state, and keeps the last one's number.
-    answer() { while (window.waiting.length) window.model.set("answered", window.waiting.shift().asked); },
-  };
-  window.waiting = [];
-  const ask = (what, asked) => {
-    window.sent.push(what);
-    const joined = what === "state" && window.waiting.find((each) => each.what === "state");
-    if (joined) joined.asked = asked;
-    else window.waiting.push({ what, asked });
-  };
-  window.model = {
-    widget_manager: manager ? { kernel: window.kernel } : undefined,
-    get: (key) => state[key],
-    set(key, value) {
-      if (state[key] === value) return;
-      state[key] = value;
-      (listeners["change:" + key] || []).forEach((f) => f());
-    },
-    save_changes() { ask("state", state.asked); },
-    send(content) { ask(content.type, content.asked); },
-    on(name, f) { (listeners[name] ||= []).push(f); },
-    off(name, f) { listeners[name] = (listeners[name] || []).filter((g) => g !== f); },
-  };
-  const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-  window.leave = await module.default.render({ model: window.model, el: document.getElementById("place") });
-}
-"""
-
-
-def axe() -> str:
-    """Return the source of axe-core."""
-    try:
-        return (importlib.resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
-    except ModuleNotFoundError:
-        pytest.fail("axe-core is not installed: pip install dsexplore[test]")
 
 
 @pytest.fixture(scope="module")
 def page(browser: Any) -> Iterator[Any]:
-    """Yield one page for all of these, which takes scripts where the view's own policy lets none run."""
-    context = browser.new_context(bypass_csp=True, viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(120_000)
-    opened = context.new_page()
-    opened.errors = []
-    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
-    yield opened
-    context.close()
-
-
-class ResidualNetForCausalLM(nn.Module):
-    """Its name is a word as long as those of real models."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = x + layer(x)
-        return x
+    yield from opened_page(browser)
 
 
 @pytest.fixture(scope="module")
 def recorded() -> Trace:
-    """Return a step of a small model with tensor parallelism and FSDP."""
-    with dsexplore.simulate(mesh="dp=2,tp=4") as mesh:
-        torch.manual_seed(0)
-        net = ResidualNetForCausalLM()
-        for layer in net.layers:
-            parallelize_module(layer, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-            fully_shard(layer, mesh=mesh["dp"])
-        fully_shard(net, mesh=mesh["dp"])
-        optimizer = torch.optim.AdamW(net.parameters(), foreach=False)
-        with dsexplore.commtrace(costs=True) as trace:
-            net(torch.randn(8, 64)).sum().backward()
-            optimizer.step()
-    return trace
+    return recorded_step()
 
 
 @pytest.fixture(scope="module")
@@ -158,50 +65,9 @@ def shown(recorded: Trace, make_layered: Any, make_timed: Any) -> dict[str, Any]
     }
 
 
-def state_of(widget: Any) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, (bytes, memoryview)):
-            return {"base64": base64.b64encode(value).decode()}
-        if isinstance(value, dict):
-            return {str(key): plain(each) for key, each in value.items()}
-        return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-    names = [
-        name for name in widget.trait_names(sync=True) if not name.startswith("_") and name not in ("layout", "comm")
-    ]
-    return dict(json.loads(json.dumps({name: plain(getattr(widget, name)) for name in names})))
-
-
-def draw(page: Any, widget: Any, head: str = "", manager: bool = True, before: str = "") -> None:
-    """Draw an explorer's widget in the page, by itself.
-
-    Args:
-        page: is emptied.
-        widget: filled by its own Python.
-        head: more CSS.
-        manager: whether the page knows of the kernel.
-        before: a script that runs in the page before.
-    """
-    page.goto("about:blank")
-    page.set_content(
-        f"<!DOCTYPE html><html lang=en><head><title>x</title><style>:root{{color-scheme:light dark}}"
-        f"body{{background:Canvas}}{widget._css}{head}</style></head>"
-        "<body><main><h1>x</h1><div id=place></div></main></body>"
-    )
-    if "plot(" in widget._esm:
-        page.evaluate("window.Plotly || 0") or page.add_script_tag(content=get_plotlyjs())
-    if before:
-        page.evaluate(before)
-    page.evaluate(STUB, [widget._esm, state_of(widget), manager])
-
-
 @pytest.fixture(scope="module")
 def explorers(recorded: Trace, make_timed: Any) -> dict[str, Any]:
-    live = {"explorer": "timeline", "tab of the map": "map", "tab of findings": "findings"}
-    shown = {name: recorded.explore(tab=tab) for name, tab in live.items()}
-    for explorer in shown.values():
-        explorer.select("ResidualNetForCausalLM.layers.0")
-    return {**shown, "timeline explorer": make_timed().timeline().explore()}
+    return explorers_of(recorded, make_timed)
 
 
 def open_one(page: Any, one: Any, folder: Path) -> None:
@@ -372,109 +238,6 @@ def test_two_explorers_share_no_id_and_heads_have_their_roles(page: Any, explore
     page.click("#place .dsx-head button >> nth=0")
     assert page.get_attribute("#place .dsx-head .dsx-cell >> nth=0", "aria-sort") == "descending"
     assert page.get_attribute("#place .dsx-status", "role") == "status"
-
-
-STATE = "document.querySelector('.dsx-state').textContent"
-
-
-class TestKernel:
-    def test_a_choice_that_is_not_answered_is_said_and_what_is_old_is_marked(
-        self, page: Any, explorers: dict[str, Any]
-    ) -> None:
-        draw(page, explorers["explorer"].widget)
-        page.wait_for_selector(".dsx-plot[data-drawn]")
-        assert page.evaluate(STATE) == ""
-        page.click(".dsx-body .dsx-row >> nth=1")
-        page.wait_for_function(f"{STATE}.startsWith('The kernel is busy: your choice is not shown below yet')")
-        marked = "[...document.querySelectorAll('[data-follows]')].map((part) => part.getAttribute('aria-busy'))"
-        assert set(page.evaluate(marked)) == {"true"}
-        assert page.get_attribute(".dsx-state", "role") == "alert"
-        page.evaluate("kernel.answer()")
-        page.wait_for_function(f"{STATE} === ''")
-        assert set(page.evaluate(marked)) == {"false"}
-
-    def test_when_the_kernel_ends_tree_filters_and_tables_agree_again(
-        self, page: Any, explorers: dict[str, Any]
-    ) -> None:
-        draw(page, explorers["explorer"].widget)
-        page.wait_for_selector(".dsx-selected")
-        before = page.inner_text(".dsx-selected")
-        page.click(".dsx-body .dsx-row >> nth=0")
-        page.locator(".dsx-filters select").first.select_option(index=1)
-        assert page.inner_text(".dsx-selected") != before
-        page.evaluate("kernel.becomes('dead')")
-        page.wait_for_function(f"{STATE}.includes('has ended') && {STATE}.endsWith('Run the cell again.')")
-        assert page.inner_text(".dsx-selected") == before
-        assert page.locator(".dsx-filters select").first.evaluate("list => list.selectedIndex") == 0
-        asked = page.evaluate("sent.length")
-        page.click(".dsx-body .dsx-row >> nth=0")
-        page.keyboard.press("ArrowDown")
-        assert page.inner_text(".dsx-selected") == before
-        assert page.evaluate("sent.length") == asked
-        assert page.locator(".dsx-filters select").first.is_disabled()
-        page.fill(".dsx-search", "*.1.*")  # the tree itself needs no kernel
-        assert page.locator(".dsx-body .dsx-row").count() < 8
-        assert page.errors == []
-
-    def test_of_quick_choices_the_last_ones_answer_is_enough(self, page: Any, explorers: dict[str, Any]) -> None:
-        draw(page, explorers["explorer"].widget)
-        page.wait_for_selector(".dsx-plot[data-drawn]")
-        page.clock.install()
-        lists = page.locator(".dsx-filters select")
-        for index in (1, 2, 1):
-            lists.first.select_option(index=index)
-        page.focus(".dsx-port")
-        for _ in range(3):
-            page.keyboard.press("ArrowDown")
-        page.click("canvas")
-        assert page.evaluate("waiting.length") == 2, "one state and one other message"
-        page.evaluate("kernel.answer()")
-        assert page.get_attribute(".dsx-state", "data-waiting") == "0"
-        page.clock.run_for(5000)
-        assert page.evaluate(STATE) == ""
-        page.click(".dsx-body .dsx-row >> nth=0")
-        page.clock.run_for(5000)
-        assert page.evaluate(STATE).startswith("The kernel is busy")
-
-    def test_what_was_answered_is_not_taken_back(self, page: Any, explorers: dict[str, Any]) -> None:
-        draw(page, explorers["explorer"].widget)
-        page.wait_for_selector(".dsx-selected")
-        rows = page.locator(".dsx-body .dsx-row")
-        for number in (0, 1, 2):
-            rows.nth(number).click()
-        page.evaluate("kernel.answer()")
-        answered = page.inner_text(".dsx-selected")
-        rows.nth(4).click()
-        rows.nth(5).click()
-        assert page.inner_text(".dsx-selected") != answered
-        page.evaluate("kernel.becomes('restarting')")
-        assert page.inner_text(".dsx-selected") == answered
-        assert page.evaluate("model.get('selected')") == 2
-
-    def test_a_page_whose_messages_are_never_answered_says_nothing(self, page: Any, explorers: dict[str, Any]) -> None:
-        draw(page, explorers["timeline explorer"].widget, manager=False)
-        page.wait_for_selector("canvas[data-drawn]")
-        page.clock.install()
-        page.click("canvas")
-        page.clock.run_for(5000)
-        assert page.evaluate("sent.length") > 0
-        assert page.evaluate(STATE) == ""
-        page.evaluate("kernel.answer()")  # now it is known that answers are seen
-        page.click("canvas")
-        page.clock.run_for(5000)
-        assert page.evaluate(STATE).startswith("The kernel is busy")
-
-
-def test_clear_clears_the_tree_too(page: Any, explorers: dict[str, Any]) -> None:
-    draw(page, explorers["explorer"].widget)
-    page.wait_for_selector(".dsx-tree[data-ready]")
-    shown = page.locator(".dsx-body .dsx-row").count()
-    page.fill(".dsx-search", "*.1")
-    assert page.locator(".dsx-body .dsx-row").count() != shown
-    page.click("text='clear'")
-    assert page.input_value(".dsx-search") == ""
-    assert page.locator(".dsx-body .dsx-row").count() == shown
-    assert page.evaluate("sent.at(-1)") == "clear"
 
 
 def test_text_is_as_large_as_jupyterlabs(

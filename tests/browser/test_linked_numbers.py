@@ -15,7 +15,7 @@ import pytest
 from docs import pictured_programs as programs
 from dsexplore._internal.trace.schema import IN_STEPS
 from dsexplore._internal.trace.trace import Trace
-from tests.browser.test_accessibility import draw
+from tests.browser.bare_page import draw
 from tests.views import traces
 
 pytestmark = pytest.mark.browser

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.test_accessibility import AXE, RULES, axe
+from tests.browser.bare_page import AXE, RULES, axe
 
 pytestmark = pytest.mark.browser
 

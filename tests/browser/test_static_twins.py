@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser.bare_page import draw
 from tests.browser.conftest import chromium, page_of_lab
-from tests.browser.test_accessibility import draw
 
 pytestmark = pytest.mark.browser
 

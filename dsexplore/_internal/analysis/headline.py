@@ -18,11 +18,11 @@ from dsexplore._internal.analysis.findings.all_rules import findings
 from dsexplore._internal.analysis.findings.finding import Findings
 from dsexplore._internal.analysis.io_waits import io_sentence
 from dsexplore._internal.analysis.skew import Skew
-from dsexplore._internal.analysis.step_times import StepTimes, nanoseconds_under_way, step_times
+from dsexplore._internal.analysis.step_times import StepTimes, step_times
+from dsexplore._internal.analysis.traffic_by_axis import traffic_by_axis
 from dsexplore._internal.analysis.traffic_purposes import listed, purposes_of, source_line_of, weighed, wire_text
 from dsexplore._internal.analysis.uneven_sends import most_sent, uneven_sends
 from dsexplore._internal.display import Displayable
-from dsexplore._internal.trace import measured_time
 from dsexplore._internal.trace.ends import ENDED_EARLY
 from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS, Phase
@@ -32,13 +32,6 @@ from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.trace.unknown_sizes import known_sum, what_is_unknown
 from dsexplore._internal.units import format_bytes, format_count, format_share
 
-COLUMNS: dict[str, pl.DataType] = {
-    "axis": pl.String(),  # mesh axis; "" for groups that are no axis
-    "count": pl.Float64(),  # collectives per rank and step
-    "message_bytes": pl.Float64(),  # per rank and step, of those of known size; null where none is
-    "wire_bytes": pl.Float64(),
-    "ms": pl.Float64(),  # in which a collective of this axis is under way; null where nothing was measured
-}
 _MOST_AXES = 4
 _MOST_STEPS = 3
 _UNEVEN = 1.25
@@ -152,36 +145,16 @@ class Headline(Displayable):
         return float(self._events_outside_steps[phase].select(weighed("wire_bytes")).item()) / self.ranks
 
     def to_frame(self) -> pl.DataFrame:
-        """Return the bytes that a rank sends per step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
+        """Return the bytes that a rank sends per step, one row per axis, most wire bytes first.
+
+        Columns: `traffic_by_axis.COLUMNS`.
+        """
         return self._rows_by_axis
 
     @cached_property
     def _rows_by_axis(self) -> pl.DataFrame:
-        share = self.ranks * self.steps
         recorded = max(self.tables.events.select(pl.col("rank").n_unique()).item(), 1)
-        sums = (
-            self._coded.lazy()
-            .group_by("axis")
-            .agg(
-                pl.col("weight").sum().alias("count"),
-                *(known_sum(pl.col(name) * pl.col("weight")).alias(name) for name in ("message_bytes", "wire_bytes")),
-            )
-            .collect(engine="streaming")
-            .with_columns(pl.col("axis").cast(pl.String))
-            .sort("wire_bytes", "axis", descending=[True, False], nulls_last=True)
-        )
-        timed = self._timed
-        under_way = (
-            {
-                axis: nanoseconds_under_way(timed.select("rank", "start", "end").filter(timed["axis"] == axis)) / 1e6
-                for axis in sums["axis"]
-            }
-            if measured_time.is_timed(timed)
-            else {}
-        )
-        times = pl.Series("ms", [under_way.get(axis) for axis in sums["axis"]], pl.Float64)
-        numbers = [pl.col(name).cast(pl.Float64) / share for name in ("count", "message_bytes", "wire_bytes")]
-        return sums.select("axis", *numbers, (times / recorded / self.steps).alias("ms"))
+        return traffic_by_axis(self._coded, self._timed, self.ranks * self.steps, recorded * self.steps)
 
     def trace(self, index: int) -> Trace:
         """Return the events of one sentence as a `Trace`."""

@@ -20,23 +20,28 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore._internal.analysis.link_flows import (
+    BETWEEN,
+    FLOW,
+    INSIDE,
+    axis_name,
+    flows_over,
+    flows_with,
+    level_of,
+)
 from dsexplore._internal.analysis.running_times import FlowSeconds, RunningTimes, measured_times
 from dsexplore._internal.analysis.step_timeline import Sizes
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import parse_mesh
-from dsexplore._internal.trace.schema import NO_AXIS
 from dsexplore._internal.trace.steps import in_steps
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_count
 
-INSIDE, BETWEEN = "inside a node", "between nodes"
 Shade = Literal["bytes", "seconds"]
 Box = Literal["node", "domain"]
 NO_TIMES = "no collective of this trace has a measured duration"
-FLOW = ("rank", "axis", "group", "peer")
-"""Events that agree in these columns go over the same links."""
 LINKS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),  # a recorded rank
     "axis": pl.String(),
@@ -269,48 +274,6 @@ class WorldMap(Displayable):
         return {rank: number for number, held in enumerate(self.groups.get(self.axis, ())) for rank in held}
 
 
-def flows_with(tables: Tables, flows: pl.DataFrame, ranks: Iterable[int], axis: str | None = None) -> pl.Series:
-    """Return a mask of shape (n,): True for flows in which any of `ranks` takes part together with the recorded rank.
-
-    Args:
-        tables: the trace.
-        flows: n of them; columns `FLOW`.
-        ranks: the ranks.
-        axis: only flows over this axis; None for all.
-    """
-    wanted = sorted(set(ranks))
-    with_rank = tables.groups.filter(pl.col("ranks").list.set_intersection(wanted).list.len() > 0)["group"]
-    is_end = pl.col("peer").is_in(wanted) | pl.col("rank").is_in(wanted)
-    together = pl.col("group").is_in(with_rank.implode()) & (pl.col("peer").is_null() | is_end)
-    return flows.select(together if axis is None else together & (_axis() == axis)).to_series()
-
-
-def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: str | None, level: str) -> pl.Series:
-    """Return a mask of shape (n,): True for flows over `axis` to any other rank at `level`.
-
-    Args:
-        tables: the trace.
-        flows: n of them; columns `FLOW`.
-        ranks_per_node: ranks on each node.
-        axis: one of `WorldMap.axes`; None for all.
-        level: `INSIDE` (to a rank on the same node) or `BETWEEN` (to one on another node).
-    """
-    members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
-
-    def goes(rank: int, rank_axis: str, group: str, peer: int | None) -> bool:
-        others = members.get(group, ()) if peer is None else (peer,)
-        return axis in (None, rank_axis) and any(
-            _level(rank, other, ranks_per_node) == level for other in others if other != rank
-        )
-
-    mask = [goes(*flow) for flow in flows.select("rank", _axis().alias("axis"), "group", "peer").iter_rows()]
-    return pl.Series(mask, dtype=pl.Boolean)
-
-
-def _level(rank: int, other: int, ranks_per_node: int) -> str:
-    return INSIDE if rank // ranks_per_node == other // ranks_per_node else BETWEEN
-
-
 def world_map(
     tables: Tables,
     ranks_per_node: int = 8,
@@ -341,7 +304,7 @@ def world_map(
     if shade not in get_args(Shade):
         raise UsageError(f"world_map(shade={shade!r}): no such shade; they are {', '.join(get_args(Shade))}")
     rows = in_steps(tables.events.with_row_index("row"))
-    events = rows.with_columns(_axis().alias("axis"))
+    events = rows.with_columns(axis_name().alias("axis"))
     axes = sorted(set(events["axis"]))
     if axis is not None and axis not in axes:
         raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(axes)}")
@@ -389,7 +352,7 @@ def map_of(
             continue
         received.setdefault(axis, np.zeros(world))[peers] += size / len(peers) / steps
         for level in (INSIDE, BETWEEN):
-            there = [peer for peer in peers if _level(rank, peer, ranks_per_node) == level]
+            there = [peer for peer in peers if level_of(rank, peer, ranks_per_node) == level]
             if there:
                 link = links.setdefault((rank, axis, level), [set(), 0.0, 0])
                 link[0] |= set(there)
@@ -409,7 +372,3 @@ def map_of(
         over,
         senders,
     )
-
-
-def _axis() -> pl.Expr:
-    return pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")

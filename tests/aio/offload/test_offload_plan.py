@@ -14,7 +14,7 @@ import dsexplore
 from dsexplore._internal.aio.offload.offload_cost import OffloadCost
 from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig
-from tests.aio.sweeps.test_result import result_of
+from tests.aio.sweeps.results import result_of
 
 SWEPT = result_of([{AioConfig(): (7.0, 5.5)}] * 3)
 """A disk that reads 7 GB/s and writes 5.5 GB/s."""

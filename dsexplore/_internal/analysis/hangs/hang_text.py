@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from dsexplore._internal.analysis.hangs.blame import Blame
 from dsexplore._internal.analysis.hangs.call_text import (
-    MAX_SIDES,
     are_over,
     call_text,
     group_label,
     short_line,
     wait_verb,
 )
-from dsexplore._internal.analysis.hangs.mismatches import Mismatch, differing_parts
+from dsexplore._internal.analysis.hangs.mismatches import Mismatch
+from dsexplore._internal.analysis.hangs.parting_text import (
+    last_common,
+    lines_text,
+    membership_text,
+    mismatch_text,
+    odd_text,
+    parted_after,
+)
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore._internal.analysis.hangs.standing import Standing, places_text
 from dsexplore._internal.analysis.hangs.unlike_groups import makers
@@ -41,7 +48,7 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if blame.kind == "outside":
         return _ranks_outside_text(job, blame)
     if blame.kind in ("missing", "behind", "no_evidence"):
-        return "; ".join([_missing_text(job, front, blame), *_lines_text(blame, parted)])
+        return "; ".join([_missing_text(job, front, blame), *lines_text(blame, parted)])
     if blame.kind == "extra":
         return _extra_text(job, front, blame)
     if blame.kind == "unmet":
@@ -49,9 +56,9 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if blame.kind == "misdirected":
         return _misdirected_text(front, blame)
     if blame.kind == "mismatch" and blame.mismatch is not None:
-        return _mismatch_text(blame.mismatch, blame)
+        return mismatch_text(blame.mismatch, blame)
     if blame.kind in ("circle", "unlike_groups"):
-        return _order_text(front, blame, _lines_text(blame, parted))
+        return _order_text(front, blame, lines_text(blame, parted))
     return _device_text(front, blame)
 
 
@@ -156,19 +163,6 @@ def end_note(job: JobCalls, blame: Blame) -> list[str]:
     return [_end_text(job, rank) for rank in raised[:_MOST_NOTED]]
 
 
-def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
-    """Say from which lines ranks of a blamed group first called one op differently: one text, or none."""
-    groups = {instance.id.group for instance in blame.instances}
-    first = next(
-        (mismatch for mismatch in parted if mismatch.field == "line" and mismatch.instance.id.group in groups), None
-    )
-    if first is None:
-        return []
-    sides = [f"{format_ranks(ranks)} at {short_line(first.instance.calls[ranks[0]].source)}" for ranks in first.classes]
-    group = group_label(first.instance)
-    return [f"they parted in collective {first.instance.id.number} of group {group}: {', '.join(sides)}"]
-
-
 def _last_text(job: JobCalls, rank: int) -> str:
     calls = job.ranks[rank]
     at = Standing.of(calls.stack).text if calls.stack else ""
@@ -205,68 +199,13 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     return texts
 
 
-def _mismatch_text(parted: Mismatch, blame: Blame) -> str:
-    """Say what each side called, those to blame first, in which collective, and in what they differ."""
-    sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(blame.culprits))
-    texts = [_called_text(parted.instance, ranks) for ranks in sides[:MAX_SIDES]]
-    texts.append(_parted_after(max(parted.instance.id.number - 1, 0), group_label(parted.instance)))
-    if parted.field != "op":
-        texts[-1] += f", by {parted.field}{_values_text(parted)}"
-    return "; ".join([*texts, _odd_text(blame)])
-
-
-def _called_text(instance: Instance, ranks: Sequence[int]) -> str:
-    """Say what ranks called in a collective, and if they wait in it: ``ranks 0, 2 wait in all_reduce (…)``."""
-    calls = [instance.calls[rank] for rank in ranks]
-    verb = f"{wait_verb(calls)} in" if all(call.is_pending for call in calls) else "called"
-    return f"{format_ranks(ranks)} {verb} {call_text(calls[0])}"
-
-
-def _values_text(parted: Mismatch) -> str:
-    """Return the root, dtype or reduction of each side: `` (rank 0 for ranks 0, 1, 3; rank 2 for rank 2)``."""
-    read: dict[str, Callable[[RankCall], str]] = {
-        "root": lambda call: f"rank {call.root}",
-        "dtype": lambda call: call.dtype or "unknown",
-        "reduction": lambda call: call.reduction or "unknown",
-    }
-    if parted.field == "size":
-        return _parts_text(parted.instance)
-    if parted.field not in read:
-        return ""
-    sides = [(read[parted.field](parted.instance.calls[ranks[0]]), ranks) for ranks in parted.classes]
-    return " (" + "; ".join(f"{value} for {format_ranks(ranks)}" for value, ranks in sides) + ")"
-
-
-def _parts_text(instance: Instance) -> str:
-    """Return the parts of an all_to_all that differ: `` (rank 1 sends 4 elements to rank 0, which expects 2)``."""
-    parts = differing_parts(instance)
-    texts = [
-        f"rank {part.sender} sends {part.sent:,} elements to rank {part.receiver}, which expects {part.expected:,}"
-        for part in parts[:MAX_SIDES]
-    ]
-    more = [f"… {len(parts) - MAX_SIDES} more"] if len(parts) > MAX_SIDES else []
-    return f" ({'; '.join([*texts, *more])})" if texts else ""
-
-
-def _parted_after(number: int, label: str) -> str:
-    if number > 0:
-        return f"they parted after collective {number} of group {label}"
-    return f"they parted in the first collective of group {label}"
-
-
-def _odd_text(blame: Blame) -> str:
-    if not blame.culprits:
-        return "the evidence does not say which of them is wrong"
-    return f"{format_ranks(blame.culprits)} {'is' if len(blame.culprits) == 1 else 'are'} the odd one{_plural(blame)}"
-
-
 def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
     """Say in which calls ranks wait for one another, and where their programs diverged.
 
     Args:
         front: who waits for whom.
         blame: the ranks to blame, and why.
-        lines: the text of `_lines_text`, if any.
+        lines: the text of `lines_text`, if any.
     """
     involved = {rank for instance in blame.instances for rank in instance.calls} & front.heads.keys()
     first, others = (blame.culprits, involved - set(blame.culprits)) if blame.culprits else ((), involved)
@@ -279,23 +218,11 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
         texts.append(_ring_text(front, heads))
     elif lines:
         texts += lines
-    elif made := _made_text(heads):
+    elif made := membership_text(heads):
         texts.append(made)
     elif parted.id.pair is None and not making:
-        texts.append(_parted_after(_last_common(parted, blame), group_label(parted)))
-    return "; ".join([*texts, _odd_text(blame)])
-
-
-def _made_text(heads: Sequence[RankCall]) -> str:
-    """Say which ranks each rank put into the group that it waits in; empty if all put in the same ones."""
-    groups = {call.group for call in heads}
-    if len(groups) == len({group.made_as for group in groups}):
-        return ""
-    sides = [
-        f"{format_ranks(call.rank for call in heads if call.group == group)} made it of {format_ranks(group.ranks)}"
-        for group in sorted(groups)
-    ]
-    return f"group {heads[0].group.made_as} is not the same on all of them: {', '.join(sides)}"
+        texts.append(parted_after(last_common(parted, blame), group_label(parted)))
+    return "; ".join([*texts, odd_text(blame)])
 
 
 def _ring_text(front: Wavefront, heads: Sequence[RankCall]) -> str:
@@ -328,7 +255,7 @@ def _unmet_text(job: JobCalls, blame: Blame) -> str:
         why = "by tag, which the recorder does not keep, or by order"
     verb = wait_verb([sent, received])
     how = "the ends of one message differ" if ended else f"they {verb} for each other's message, and these differ"
-    return "; ".join([*texts, f"{how} {why}", *ended, _odd_text(blame)])
+    return "; ".join([*texts, f"{how} {why}", *ended, odd_text(blame)])
 
 
 def _misdirected_text(front: Wavefront, blame: Blame) -> str:
@@ -343,19 +270,7 @@ def _misdirected_text(front: Wavefront, blame: Blame) -> str:
         f"the ends name different peers: rank {sent.pair[1]} does not receive from rank {sent.rank}, and "
         f"rank {received.pair[0]} does not send to rank {received.rank}"
     )
-    return "; ".join([*texts, _odd_text(blame)]) + _others(front, blame.instances)
-
-
-def _plural(blame: Blame) -> str:
-    return "" if len(blame.culprits) == 1 else "s"
-
-
-def _last_common(parted: Instance, blame: Blame) -> int:
-    """Return the number of the group's last collective that all ranks called in the same way."""
-    for instance in blame.instances:
-        if instance.id.pair is None and set(instance.absent) & set(blame.culprits):
-            return instance.id.number - 1
-    return max(parted.id.number - 1, 0)
+    return "; ".join([*texts, odd_text(blame)]) + _others(front, blame.instances)
 
 
 def _device_text(front: Wavefront, blame: Blame) -> str:

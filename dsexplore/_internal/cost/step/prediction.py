@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -30,10 +29,11 @@ from dsexplore._internal.cost.step.pipeline_times import (
     RankTimes,
     with_microbatches,
 )
+from dsexplore._internal.cost.step.prediction_frames import axis_frame, module_frame, rank_frame, span_frame
 from dsexplore._internal.cost.step.range_causes import RangeCause, as_frame, range_causes
 from dsexplore._internal.cost.step.rank_program import Collective, Options, programs
 from dsexplore._internal.cost.step.schedules import ScheduledAction, read_schedule
-from dsexplore._internal.cost.step.stream_simulation import SECONDS_OF_MODULES, Span, seconds_by_module
+from dsexplore._internal.cost.step.stream_simulation import Span, seconds_by_module
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.tables import Tables
@@ -213,63 +213,18 @@ class Prediction(Displayable):
         Columns: ``module``, ``phase``, ``compute``, ``communication``, ``exposed``, ``idle``, and ``_low`` and
             ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
         """
-        parts = [
+        played = [
             seconds_by_module(self._slowest.played(end), self._slowest.bubble(end)) for end in (LOW, EXPECTED, HIGH)
         ]
-        low, expected, high = parts
-        rows = [
-            {
-                "module": module,
-                "phase": phase,
-                **{name: expected[module, phase][name] for name in SECONDS_OF_MODULES},
-                **{
-                    f"{name}_{suffix}": part[module, phase][name]
-                    for name in ("compute", "exposed")
-                    for suffix, part in (("low", low), ("high", high))
-                },
-            }
-            for module, phase in expected
-        ]
-        kinds = {"module": pl.String, "phase": pl.String}
-        names = [*kinds, *SECONDS_OF_MODULES, "compute_low", "compute_high", "exposed_low", "exposed_high"]
-        return pl.DataFrame(rows, schema={name: kinds.get(name, pl.Float64) for name in names})
+        return module_frame(*played)
 
     def by_axis(self) -> pl.DataFrame:
         """Return the seconds per mesh axis and op: ``axis``, ``op``, ``count``, ``communication``, ``exposed``."""
-        totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-        for span in self._slowest.played(EXPECTED).spans:
-            if span.kind == "communication":
-                total = totals[span.axis, span.op]
-                total[0] += 1
-                total[1] += span.seconds
-            elif span.kind == "exposed" and span.op != "recv":
-                totals[span.axis, span.op][2] += span.seconds
-        rows = [
-            (axis, op, int(count), all_of_it, exposed) for (axis, op), (count, all_of_it, exposed) in totals.items()
-        ]
-        columns = {
-            "axis": pl.String,
-            "op": pl.String,
-            "count": pl.Int64,
-            "communication": pl.Float64,
-            "exposed": pl.Float64,
-        }
-        return pl.DataFrame(rows, schema=columns, orient="row").sort("exposed", "communication", descending=True)
+        return axis_frame(self.spans)
 
     def by_rank(self) -> pl.DataFrame:
         """Return the seconds per rank in the trace: ``rank``, ``step``, ``compute``, ``exposed``, ``idle``."""
-        rows = [
-            (
-                rank.program.rank,
-                rank.step(EXPECTED),
-                rank.played(EXPECTED).compute,
-                rank.played(EXPECTED).exposed,
-                rank.played(EXPECTED).idle + rank.bubble(EXPECTED),
-            )
-            for rank in self._ranks
-        ]
-        columns = {"rank": pl.Int64, **dict.fromkeys(("step", "compute", "exposed", "idle"), pl.Float64)}
-        return pl.DataFrame(rows, schema=columns, orient="row")
+        return rank_frame(self._ranks)
 
     def timeline(self) -> pl.DataFrame:
         """Return the predicted spans of each stream of `rank`.
@@ -277,10 +232,7 @@ class Prediction(Displayable):
         Columns: ``stream``, ``start`` and ``end`` in seconds from the start of the step, ``kind``, ``module``,
             ``phase``, ``op``, ``axis``. Waiting for other stages is not included: see `stages`.
         """
-        names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")
-        rows = [tuple(getattr(span, name) for name in names) for span in self.spans]
-        types = {name: pl.Float64 if name in ("start", "end") else pl.String for name in names}
-        return pl.DataFrame(rows, schema=types, orient="row")
+        return span_frame(self.spans)
 
     @property
     def spans(self) -> list[Span]:

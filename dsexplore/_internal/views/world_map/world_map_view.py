@@ -7,7 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore._internal.analysis.world_map import BETWEEN, INSIDE, Level, WorldMap
+from dsexplore._internal.analysis.link_flows import BETWEEN, INSIDE
+from dsexplore._internal.analysis.world_map import Level, WorldMap
 from dsexplore._internal.trace.schema import NO_AXIS
 from dsexplore._internal.trace.steps import in_steps
 from dsexplore._internal.trace.unknown_sizes import what_is_unknown
