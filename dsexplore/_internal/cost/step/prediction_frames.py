@@ -15,7 +15,7 @@ SecondsByModule = Mapping[tuple[str, str], Mapping[str, float]]
 
 
 def module_frame(low: SecondsByModule, expected: SecondsByModule, high: SecondsByModule) -> pl.DataFrame:
-    """Return the columns of `Prediction.by_module`.
+    """Return the table of `Prediction.by_module`.
 
     Args:
         low: seconds with all times at their low ends.
@@ -41,7 +41,7 @@ def module_frame(low: SecondsByModule, expected: SecondsByModule, high: SecondsB
 
 
 def axis_frame(spans: Sequence[Span]) -> pl.DataFrame:
-    """Return the columns of `Prediction.by_axis`, the axis and op with most exposed seconds first."""
+    """Return the table of `Prediction.by_axis`, the axis and op with most exposed seconds first."""
     totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for span in spans:
         if span.kind == "communication":
@@ -62,7 +62,7 @@ def axis_frame(spans: Sequence[Span]) -> pl.DataFrame:
 
 
 def rank_frame(ranks: Sequence[RankTimes]) -> pl.DataFrame:
-    """Return the columns of `Prediction.by_rank`."""
+    """Return the table of `Prediction.by_rank`."""
     rows = [
         (
             rank.program.rank,
@@ -78,7 +78,7 @@ def rank_frame(ranks: Sequence[RankTimes]) -> pl.DataFrame:
 
 
 def span_frame(spans: Sequence[Span]) -> pl.DataFrame:
-    """Return the columns of `Prediction.timeline`."""
+    """Return the table of `Prediction.timeline`."""
     names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")
     rows = [tuple(getattr(span, name) for name in names) for span in spans]
     types = {name: pl.Float64 if name in ("start", "end") else pl.String for name in names}
