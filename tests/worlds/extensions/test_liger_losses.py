@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,29 @@ from dsexplore._internal.worlds.simulate import current_world, simulate
 LIGER: Any = EXTENSIONS["liger_kernel"]
 LABELS = torch.tensor([[1, 2, -100], [0, 3, 4], [4, -100, -100], [2, 1, 0]])
 """Of two pairs."""
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return 1 / (1 + torch.exp(-x))
+
+
+DPO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sigmoid": lambda c, r: -sigmoid(c - r).log(),
+    "hinge": lambda c, r: functional.relu(1 - c + r),
+    "exo_pair": lambda c, r: (
+        sigmoid(c - r) * (sigmoid(c - r) / 0.9).log() + sigmoid(r - c) * (sigmoid(r - c) / 0.1).log()
+    ),
+    "nca_pair": lambda c, r: -sigmoid(c).log() - 0.5 * sigmoid(-c).log() - 0.5 * sigmoid(-r).log(),
+    "robust": lambda c, r: (-0.9 * sigmoid(c - r).log() + 0.1 * sigmoid(r - c).log()) / 0.8,
+    "bco_pair": lambda c, r: -sigmoid(c).log() - sigmoid(-r).log(),
+    "sppo_hard": lambda c, r: (c / 0.2 - 2.5) ** 2 + (r / 0.2 + 2.5) ** 2,
+    "apo_zero": lambda c, r: 1 - sigmoid(c) + sigmoid(r),
+    "apo_down": lambda c, r: sigmoid(c) + 1 - sigmoid(c - r),
+    "discopop": lambda c, r: (
+        -sigmoid(c - r).log() * (1 - sigmoid(2 * (c - r))) + torch.exp(r - c) * sigmoid(2 * (c - r))
+    ),
+}
+"""The losses of rewards of chosen and rejected, where beta is 0.2, label smoothing 0.1 and the temperature 0.5."""
 
 
 def log_probabilities() -> tuple[Tensor, Tensor]:
@@ -88,16 +112,14 @@ class TestPreferences:
         grads = [torch.autograd.grad(each, x, retain_graph=True)[0] for each in (loss, expected)]
         assert_close(*grads)
 
-    @pytest.mark.parametrize("loss_type", ["sigmoid", "hinge"])
+    @pytest.mark.parametrize("loss_type", list(DPO))
     def test_dpo(self, loss_type: str) -> None:
         y, weight = torch.randn(4, 3, 6), torch.randn(5, 6)
         of_reference = -cross_entropy((y @ weight.T).transpose(1, 2), LABELS, reduction="none").sum(1)
-        options: Any = {"beta": 0.2, "loss_type": loss_type}
+        options: Any = {"beta": 0.2, "loss_type": loss_type, "label_smoothing": 0.1, "discopop_tau": 0.5}
         loss, logps, _, x = self.losses("LigerFusedLinearDPOLoss", False, y, weight, **options)
-        ratios = logps - of_reference
-        difference = 0.2 * (ratios[:2] - ratios[2:])
-        expected = -logsigmoid(difference) if loss_type == "sigmoid" else functional.relu(1 - difference)
-        self.equal(loss, expected.mean(), x)
+        chosen, rejected = (0.2 * (logps - of_reference)).chunk(2)
+        self.equal(loss, DPO[loss_type](chosen, rejected).mean(), x)
 
     def test_orpo(self) -> None:
         loss, logps, nll, x = self.losses("LigerFusedLinearORPOLoss", True, beta=0.2)
@@ -112,8 +134,8 @@ class TestPreferences:
         self.equal(loss, -logsigmoid(0.1 * (logps[:2] - logps[2:]) - 0.3).mean(), x)
 
     def test_another_loss_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="no loss_type='robust'"):
-            LIGER["chunked_loss.LigerFusedLinearDPOLoss"](loss_type="robust")
+        with pytest.raises(UsageError, match="no loss_type='ipo'"):
+            LIGER["chunked_loss.LigerFusedLinearDPOLoss"](loss_type="ipo")
 
 
 def test_a_model_keeps_its_own_modules_and_a_note_says_so() -> None:

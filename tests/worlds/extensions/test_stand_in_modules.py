@@ -48,7 +48,9 @@ IMPORTED = {
         ops.cross_entropy.LigerCrossEntropyFunction ops.kl_div.LigerKLDivLossFunction ops.jsd.LigerJSDFunction
         ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction chunked_loss.LigerFusedLinearDPOLoss
         chunked_loss.LigerFusedLinearORPOLoss chunked_loss.LigerFusedLinearCPOLoss
-        chunked_loss.LigerFusedLinearSimPOLoss""",
+        chunked_loss.LigerFusedLinearSimPOLoss chunked_loss.LigerFusedLinearKTOLoss
+        chunked_loss.LigerFusedLinearGRPOLoss chunked_loss.LigerFusedLinearJSDLoss
+        chunked_loss.LigerFusedLinearCosineSimilarityLoss""",
     "transformer_engine": """
         pytorch.Linear pytorch.GroupedLinear pytorch.moe_permute pytorch.moe_unpermute pytorch.moe_permute_with_probs
         pytorch.attention.DotProductAttention pytorch.fp8.fp8_autocast pytorch.distributed.checkpoint

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, silu
 
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm
+from dsexplore._internal.worlds.extensions.liger_chunked_losses import NAMES as CHUNKED_LOSSES
 from dsexplore._internal.worlds.extensions.liger_losses import NAMES, liger_jsd, liger_kl_div
 from dsexplore._internal.worlds.extensions.registry import Names
 from dsexplore._internal.worlds.simulate import current_world
@@ -261,6 +262,7 @@ EXTENSIONS: dict[str, Names] = {
         "ops.swiglu.LigerSiLUMulFunction": _function(silu_mul),
         "ops.geglu.LigerGELUMulFunction": _function(gelu_mul),
         **NAMES,
+        **CHUNKED_LOSSES,
         "transformers.AutoLigerKernelForCausalLM": _AutoModel,
         "ops.cross_entropy.LigerCrossEntropyFunction": _function(_cross_entropy_of_kernel),
         "ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction": _function(

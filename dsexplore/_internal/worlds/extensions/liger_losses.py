@@ -5,6 +5,8 @@ Names and signatures are those of https://github.com/linkedin/Liger-Kernel; all 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -96,6 +98,14 @@ class LigerFusedLinearJSD(nn.Module):
         return liger_jsd(student, teacher, shift_labels, self.jsd_beta, self.ignore_index)
 
 
+def sums_of_log_probabilities(logits: Tensor, target: Tensor, ignored: int, is_mean: bool) -> Tensor:
+    """Return the log-probability of each sequence's labels, or its mean over those that are not ignored."""
+    is_kept = target != ignored
+    labels = target.masked_fill(~is_kept, 0).unsqueeze(-1)
+    each = logits.float().log_softmax(-1).gather(-1, labels).squeeze(-1) * is_kept
+    return each.sum(-1) / is_kept.sum(-1) if is_mean else each.sum(-1)
+
+
 class _Preference(nn.Module):
     """A loss of pairs: the first half of a batch was chosen, the second rejected.
 
@@ -165,14 +175,40 @@ class _Preference(nn.Module):
         return total, tuple(detail.detach() for detail in details)
 
     def _log_probabilities(self, logits: Tensor, target: Tensor) -> Tensor:
-        is_kept = target != self.ignore_index
-        labels = target.masked_fill(~is_kept, 0).unsqueeze(-1)
-        each = logits.float().log_softmax(-1).gather(-1, labels).squeeze(-1) * is_kept
-        return each.sum(-1) / is_kept.sum(-1) if self.uses_average else each.sum(-1)
+        return sums_of_log_probabilities(logits, target, self.ignore_index, self.uses_average)
+
+
+def _exclusive(difference: Tensor, smoothing: float) -> Tensor:
+    """Return the KL divergence of the preference from one that is right but for ``smoothing``."""
+    logs = logsigmoid(difference), logsigmoid(-difference)
+    return sum(log.exp() * (log - math.log(part)) for log, part in zip(logs, (1 - smoothing, smoothing), strict=True))
+
+
+def _smoothed(difference: Tensor, smoothing: float) -> Tensor:
+    return -(1 - smoothing) * logsigmoid(difference) - smoothing * logsigmoid(-difference)
+
+
+_DPO: dict[str, Callable[[Tensor, Tensor, float, float, float], Tensor]] = {
+    "sigmoid": lambda c, r, beta, smoothing, tau: -logsigmoid(c - r),
+    "hinge": lambda c, r, beta, smoothing, tau: torch.relu(1 - (c - r)),
+    "exo_pair": lambda c, r, beta, smoothing, tau: _exclusive(c - r, smoothing),
+    "nca_pair": lambda c, r, beta, smoothing, tau: -logsigmoid(c) - (logsigmoid(-c) + logsigmoid(-r)) / 2,
+    "robust": lambda c, r, beta, smoothing, tau: (
+        (smoothing * logsigmoid(r - c) - (1 - smoothing) * logsigmoid(c - r)) / (1 - 2 * smoothing)
+    ),
+    "bco_pair": lambda c, r, beta, smoothing, tau: -logsigmoid(c) - logsigmoid(-r),
+    "sppo_hard": lambda c, r, beta, smoothing, tau: ((c - 0.5) / beta).square() + ((r + 0.5) / beta).square(),
+    "apo_zero": lambda c, r, beta, smoothing, tau: torch.sigmoid(-c) + torch.sigmoid(r),
+    "apo_down": lambda c, r, beta, smoothing, tau: torch.sigmoid(c) + torch.sigmoid(r - c),
+    "discopop": lambda c, r, beta, smoothing, tau: torch.lerp(
+        -logsigmoid(c - r), torch.exp(r - c), torch.sigmoid((c - r) / tau)
+    ),
+}
+"""{loss_type: the loss of the rewards of chosen and rejected, beta, label smoothing and temperature}."""
 
 
 class LigerFusedLinearDPOLoss(_Preference):
-    """Direct preference optimization, of the losses ``"sigmoid"`` and ``"hinge"`` (https://arxiv.org/abs/2305.18290).
+    """Direct preference optimization (https://arxiv.org/abs/2305.18290), of all of Liger's losses.
 
     Raises:
         UsageError: it is another loss.
@@ -184,17 +220,18 @@ class LigerFusedLinearDPOLoss(_Preference):
     def __init__(self, ignore_index: int = -100, beta: float = 0.1, alpha: float = 1.0, **options: Any) -> None:
         super().__init__(ignore_index, beta, alpha=alpha, **options)
         self.loss_type = options.get("loss_type", "sigmoid")
-        if self.loss_type not in ("sigmoid", "hinge"):
+        self.tau: float = options.get("discopop_tau", 0.05)
+        if self.loss_type not in _DPO:
             raise UsageError(
                 f"liger_kernel is not installed, and what stands in for it here has no loss_type={self.loss_type!r}: "
-                "take 'sigmoid' or 'hinge', or add it with dsexplore.register_extension"
+                f"take one of {', '.join(_DPO)}, or add it with dsexplore.register_extension"
             )
+        if self.loss_type == "exo_pair" and self.smoothing <= 0:
+            raise UsageError("loss_type='exo_pair' needs a label_smoothing above 0: give one, such as 1e-3")
 
     def _preferred(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, ...]:
-        difference = self.beta * (chosen - rejected)
-        if self.loss_type == "hinge":
-            return (torch.relu(1 - difference),)
-        return (-(1 - self.smoothing) * logsigmoid(difference) - self.smoothing * logsigmoid(-difference),)
+        rewards = self.beta * chosen, self.beta * rejected
+        return (_DPO[self.loss_type](*rewards, self.beta, self.smoothing, self.tau),)
 
     def forward(  # as Liger's
         self,
@@ -242,7 +279,7 @@ class LigerFusedLinearCPOLoss(_Preference):
 
     def _preferred(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, ...]:
         difference = self.beta * (chosen - rejected) - self._margin()
-        return (-(1 - self.smoothing) * logsigmoid(difference) - self.smoothing * logsigmoid(-difference),)
+        return (_smoothed(difference, self.smoothing),)
 
 
 class LigerFusedLinearSimPOLoss(LigerFusedLinearCPOLoss):

@@ -1,0 +1,330 @@
+"""Stand-ins for Liger's losses of a linear layer's output: KTO, GRPO and distillation, on plain logits.
+
+Names and signatures are those of https://github.com/linkedin/Liger-Kernel; all chunks are computed at once. What is
+sent is what Liger sends: GRPO counts the tokens of all ranks for each chunk where a loss is divided by them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, linear, nll_loss, pad
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.extensions.liger_losses import liger_jsd, sums_of_log_probabilities
+from dsexplore._internal.worlds.extensions.registry import Names
+
+_BY_TOKENS_OF_ALL_RANKS = ("dapo", "cispo")
+_GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+
+
+class LigerFusedLinearKTOLoss(nn.Module):
+    """Kahneman-Tversky optimization (https://arxiv.org/abs/2402.01306), of outputs that are wanted or not.
+
+    Args:
+        ignore_index: the label of tokens without a loss.
+        beta: of the rewards.
+        compiled: of the kernels.
+        use_ref_model: whether log-probabilities of a reference model are subtracted.
+        average_log_prob: whether a sequence counts by the mean of its tokens.
+        chunk_size: of the kernels.
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        beta: float = 0.1,
+        compiled: bool = True,
+        use_ref_model: bool = False,
+        average_log_prob: bool = False,
+        chunk_size: int = 1,
+    ) -> None:
+        super().__init__()
+        self.ignore_index, self.beta, self.use_ref_model = ignore_index, beta, use_ref_model
+        self.average_log_prob = average_log_prob
+
+    def forward(
+        self,
+        _input: Tensor,
+        lin_weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None = None,
+        preference_labels: Tensor | None = None,
+        ref_input: Tensor | None = None,
+        ref_weight: Tensor | None = None,
+        ref_bias: Tensor | None = None,
+        kl: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss; and of the wanted and the unwanted: sums of log-probabilities, of logits and of rewards.
+
+        Raises:
+            UsageError: no labels, or no reference model where one is used.
+        """
+        if preference_labels is None:
+            raise UsageError("preference_labels is None: give True for each wanted sequence, False for the others")
+        logits = linear(_input, lin_weight, bias)
+        logps = sums_of_log_probabilities(logits, target, self.ignore_index, self.average_log_prob)
+        ratios = logps
+        if self.use_ref_model:
+            if ref_input is None or ref_weight is None:
+                raise UsageError("use_ref_model=True without a reference model: give ref_input and ref_weight")
+            with torch.no_grad():
+                reference = linear(ref_input, ref_weight, ref_bias)
+                sums = sums_of_log_probabilities(reference, target, self.ignore_index, self.average_log_prob)
+            ratios = logps - sums
+        sign = torch.where(preference_labels, 1, -1)
+        loss = (1 - torch.sigmoid(self.beta * (ratios if kl is None else ratios - kl) * sign)).sum() / len(target)
+        each = logps, logits.flatten(1).sum(1), self.beta * ratios
+        kept = preference_labels, ~preference_labels
+        return loss, tuple((value * is_kept).sum().detach() for value in each for is_kept in kept)
+
+
+class LigerFusedLinearGRPOLoss(nn.Module):
+    """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and its kin.
+
+    Args:
+        beta: of the divergence from the reference model.
+        compiled: of the kernels.
+        use_ref_model: whether there is a reference model.
+        chunk_size: sequences of a chunk; ``"dapo"`` and ``"cispo"`` send 4 B for each chunk.
+        epsilon_low: how far below 1 the ratio of probabilities counts.
+        epsilon_high: how far above.
+        loss_type: ``"grpo"``, ``"bnpo"``, ``"dr_grpo"``, ``"dapo"``, ``"cispo"``, ``"sapo"`` or ``"luspo"``.
+        max_completion_length: which ``"dr_grpo"`` divides by.
+        importance_sampling_level: ``"token"``, or ``"sequence"`` for the mean ratio of each sequence.
+        sapo_temperature_pos: of ``"sapo"``, where the advantage is positive.
+        sapo_temperature_neg: where it is not.
+        temperature: which logits are divided by.
+        delta: the largest ratio that counts; None for any.
+        use_bias_correction_kl: whether the divergence is multiplied by the ratio.
+        options: of losses that are not here.
+
+    Raises:
+        UsageError: it is another loss.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.04,
+        compiled: bool = True,
+        use_ref_model: bool = True,
+        chunk_size: int = 1,
+        epsilon_low: float = 0.2,
+        epsilon_high: float = 0.2,
+        loss_type: str = "dapo",
+        max_completion_length: int | None = None,
+        importance_sampling_level: str = "token",
+        sapo_temperature_pos: float = 1.0,
+        sapo_temperature_neg: float = 1.05,
+        temperature: float = 1.0,
+        delta: float | None = None,
+        use_bias_correction_kl: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if loss_type not in _GRPO_LOSSES:
+            raise UsageError(
+                f"liger_kernel is not installed, and what stands in for it here has no loss_type={loss_type!r}: take "
+                f"one of {', '.join(_GRPO_LOSSES)}, or add it with dsexplore.register_extension"
+            )
+        self.beta, self.use_ref_model, self.chunk_size = beta, use_ref_model, chunk_size
+        self.epsilon_low, self.epsilon_high, self.delta = epsilon_low, epsilon_high, delta
+        self.loss_type, self.max_completion_length = loss_type, max_completion_length
+        self.importance_sampling_level, self.temperature = importance_sampling_level, temperature
+        self.sapo_temperatures = sapo_temperature_pos, sapo_temperature_neg
+        self.use_bias_correction_kl = use_bias_correction_kl
+
+    def forward(
+        self,
+        _input: Tensor,
+        lin_weight: Tensor,
+        selected_token_ids: Tensor,
+        attention_mask: Tensor,
+        advantages: Tensor,
+        bias: Tensor | None = None,
+        ref_per_token_logps: Tensor | None = None,
+        old_per_token_logps: Tensor | None = None,
+        ref_input: Tensor | None = None,
+        ref_weight: Tensor | None = None,
+        ref_bias: Tensor | None = None,
+        vllm_is_ratio: Tensor | None = None,
+        num_items_in_batch: Tensor | float | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss; and the mean divergence unless ``beta`` is 0, and the part of ratios that were cut.
+
+        Args:
+            _input: ``(batch, length, width)``.
+            lin_weight: ``(words, width)``.
+            selected_token_ids: ``(batch, length)``.
+            attention_mask: likewise.
+            advantages: ``(batch,)``.
+            bias: ``(words,)``.
+            ref_per_token_logps: of the reference model; None to compute them.
+            old_per_token_logps: of the model that made the tokens; None for this one.
+            ref_input: of the reference model.
+            ref_weight: likewise.
+            ref_bias: likewise.
+            vllm_is_ratio: factors of the losses.
+            num_items_in_batch: tokens of all ranks; None to count them.
+
+        Raises:
+            UsageError: no reference model where one is used.
+        """
+        logps = self._chosen(_input, lin_weight, bias, selected_token_ids)
+        if not self.use_ref_model:
+            reference = logps.detach()
+        elif ref_per_token_logps is not None:
+            reference = ref_per_token_logps.float()
+        elif ref_input is not None and ref_weight is not None:
+            with torch.no_grad():
+                reference = self._chosen(ref_input, ref_weight, ref_bias, selected_token_ids)
+        else:
+            raise UsageError("use_ref_model=True without a reference model: give ref_per_token_logps or ref_input")
+        mask, gains = attention_mask.float(), advantages.unsqueeze(1)
+        log_ratio = logps - (logps.detach() if old_per_token_logps is None else old_per_token_logps.float())
+        if self.importance_sampling_level == "sequence":
+            log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
+        losses, is_cut = self._policy(log_ratio.exp(), logps, gains)
+        if vllm_is_ratio is not None:
+            losses = losses * (vllm_is_ratio.unsqueeze(-1) if vllm_is_ratio.dim() == 1 else vllm_is_ratio)
+        details = [(is_cut.expand_as(mask) * mask).sum() / mask.sum().clamp(min=1)]
+        if self.beta:
+            divergence = (reference - logps).exp() - (reference - logps) - 1
+            divergence = divergence * log_ratio.exp() if self.use_bias_correction_kl else divergence
+            losses = losses + self.beta * divergence
+            details.insert(0, (divergence * mask).sum() / mask.sum().clamp(min=1))
+        return self._mean(losses, mask, num_items_in_batch), tuple(detail.detach() for detail in details)
+
+    def _chosen(self, x: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor) -> Tensor:
+        """Return the log-probability of each token."""
+        logits = linear(x, weight.to(x.dtype), bias).float() / self.temperature
+        return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+    def _policy(self, ratio: Tensor, logps: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses without the divergence, and which ratios were cut."""
+        if self.loss_type == "sapo":
+            positive, other = (4 / t * torch.sigmoid(t * (ratio - 1)) for t in self.sapo_temperatures)
+            return -torch.where(gains > 0, positive, other) * gains, torch.zeros_like(ratio, dtype=torch.bool)
+        if self.loss_type == "cispo":
+            is_cut = (ratio > self.epsilon_high) & (gains > 0)
+            return -ratio.clamp(max=self.epsilon_high).detach() * gains * logps, is_cut
+        low, high = 1 - self.epsilon_low, 1 + self.epsilon_high
+        is_cut = ((ratio < low) & (gains < 0)) | ((ratio > high) & (gains > 0))
+        whole = ratio if self.delta is None else ratio.clamp(max=self.delta)
+        return -torch.min(whole * gains, ratio.clamp(low, high) * gains), is_cut
+
+    def _mean(self, losses: Tensor, mask: Tensor, tokens: Tensor | float | None) -> Tensor:
+        sequences = mask.shape[0]
+        total = (losses * mask).sum()
+        if self.loss_type in ("grpo", "sapo"):
+            return ((losses * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum() / sequences
+        if self.loss_type == "dr_grpo":
+            if self.max_completion_length is None:
+                raise UsageError("loss_type='dr_grpo' divides by max_completion_length: give it")
+            return total / (sequences * self.max_completion_length)
+        if self.loss_type == "luspo":
+            weighted = losses * mask.sum(1, keepdim=True)
+            return weighted.sum() / (sequences * weighted.shape[1])
+        if self.loss_type in _BY_TOKENS_OF_ALL_RANKS:
+            return total / self._tokens_per_rank(mask, tokens).clamp(min=1)
+        return total / mask.sum().clamp(min=1)
+
+    def _tokens_per_rank(self, mask: Tensor, tokens: Tensor | float | None) -> Tensor:
+        """Return the mean number of tokens; without a given number each chunk sends its count of them, as Liger's."""
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if tokens is not None:
+            return torch.as_tensor(tokens, dtype=torch.float32, device=mask.device) / ranks
+        total = mask.sum()
+        if dist.is_initialized():
+            for _ in mask.chunk(max(1, mask.shape[0] // self.chunk_size)):
+                total = mask.sum()
+                dist.all_reduce(total)
+        return total / ranks
+
+
+class _Distillation(nn.Module):
+    """A loss of labels, and one of a teacher's logits.
+
+    Args:
+        weight_hard_loss: of the loss of labels.
+        weight_soft_loss: of the loss of the teacher.
+        beta: of the loss of the teacher.
+        ignore_index: the label of tokens without a loss.
+        temperature: which logits are divided by for the loss of the teacher.
+        compiled: of the kernels.
+        chunk_size: of the kernels.
+        return_soft_hard_loss: whether both losses are returned beside their sum.
+    """
+
+    def __init__(
+        self,
+        weight_hard_loss: float = 0.5,
+        weight_soft_loss: float = 0.5,
+        beta: float = 0.5,
+        ignore_index: int = -100,
+        temperature: float = 1.0,
+        compiled: bool = True,
+        chunk_size: int = 1024,
+        return_soft_hard_loss: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight_hard_loss, self.weight_soft_loss, self.beta = weight_hard_loss, weight_soft_loss, beta
+        self.ignore_index, self.temperature = ignore_index, temperature
+        self.return_soft_hard_loss = return_soft_hard_loss
+
+    def _soft(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the teacher, for each token with a label."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        student_input: Tensor,
+        student_weight: Tensor,
+        teacher_input: Tensor,
+        teacher_weight: Tensor,
+        true_labels: Tensor,
+        student_bias: Tensor | None = None,
+        teacher_bias: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Return the loss; the teacher, whose words may be more, has no gradient."""
+        student = linear(student_input, student_weight, student_bias)
+        with torch.no_grad():
+            teacher = linear(teacher_input, teacher_weight, teacher_bias) / self.temperature
+        tokens = (true_labels != self.ignore_index).sum().clamp(min=1)
+        rows, labels = student.float().log_softmax(-1).flatten(0, -2), true_labels.flatten()
+        hard = nll_loss(rows, labels, ignore_index=self.ignore_index, reduction="sum") / tokens
+        padding = max(0, teacher.shape[-1] - student.shape[-1])
+        soft = self._soft(pad(student / self.temperature, (0, padding)), teacher, true_labels)
+        loss = self.weight_hard_loss * hard + self.weight_soft_loss * soft
+        return (loss, soft.detach(), hard.detach()) if self.return_soft_hard_loss else loss
+
+
+class LigerFusedLinearJSDLoss(_Distillation):
+    """The loss of labels, and the Jensen-Shannon divergence from the teacher."""
+
+    def _soft(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+        both = student.log_softmax(-1), teacher.log_softmax(-1)
+        return liger_jsd(*both, labels, self.beta, self.ignore_index)
+
+
+class LigerFusedLinearCosineSimilarityLoss(_Distillation):
+    """The loss of labels, and the cosine of the logits' angle to the teacher's, of all tokens."""
+
+    def _soft(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
+        each = self.beta * (1 - cosine_similarity(student, teacher, dim=-1))
+        return each.sum() / (labels != self.ignore_index).sum().clamp(min=1)
+
+
+_MODULES = {
+    "kto_loss": LigerFusedLinearKTOLoss,
+    "grpo_loss": LigerFusedLinearGRPOLoss,
+    "jsd_loss": LigerFusedLinearJSDLoss,
+    "cosine_similarity_loss": LigerFusedLinearCosineSimilarityLoss,
+}
+NAMES: Names = {
+    **{f"chunked_loss.{kind.__name__}": kind for kind in _MODULES.values()},
+    **{f"chunked_loss.{module}.{kind.__name__}": kind for module, kind in _MODULES.items()},
+}
