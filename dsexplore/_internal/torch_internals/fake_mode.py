@@ -60,12 +60,9 @@ class ShortKeyMode(FakeTensorMode):
 
     def key_of(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
         """Return all by which a call differs from others; None where it has something that is not known here."""
-        key: list[object] = [
-            func,
-            torch.get_default_dtype(),
-            default_device(),
-            torch.is_inference_mode_enabled(),
-        ]
+        key: list[object] = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        if FakeTensor not in map(type, args):
+            key.append(default_device())  # dear, and asked by functions that take no tensor alone
         if not self._append(key, args):
             return None
         key += kwargs
