@@ -107,12 +107,12 @@ class ObservedRun:
         """Return the path of the running module; None outside of all, or in calls that the program did not make."""
         if self._is_foreign():
             return None
-        running = self._recomputed if current_graph_task() != -1 else self._open
+        running = self._recomputed if _in_backward() else self._open
         return running[-1] if running else None
 
     def record_draw(self, function: str, values: Tensor) -> None:
         """Record the result of a random function in a module or in a recomputation."""
-        module, is_recomputed = self.running_module(), current_graph_task() != -1
+        module, is_recomputed = self.running_module(), _in_backward()
         if module is None and not (is_recomputed and torch.is_grad_enabled()):
             return  # random data, initial values, or noise on gradients
         module = module or ""
@@ -121,37 +121,39 @@ class ObservedRun:
         self.record.draws.append(Draw(self.step, module, call, function, value, place is not None, is_recomputed))
 
     def _enter_module(self, name: str, _module: nn.Module, _args: Any) -> None:
-        if not self._is_not_recorded():
+        if self._is_foreign():
+            return
+        if _in_backward():
+            self._recomputed.append(name)
+        else:
             self._open.append(name)
             self._recomputed.clear()
-        elif not self._is_foreign():
-            self._recomputed.append(name)
 
     def _leave_module(self, name: str, _module: nn.Module, _args: Any, _output: Any) -> None:
         """Mark the end of a module's recomputation, also if it ends early."""
-        if current_graph_task() != -1 and name in self._recomputed:
-            del self._recomputed[len(self._recomputed) - 1 - self._recomputed[::-1].index(name) :]
+        if _in_backward():
+            _end_call(self._recomputed, name)
 
-    def _is_not_recorded(self) -> bool:
-        """Return True during recomputation in backward, and in calls that the program did not make."""
-        return current_graph_task() != -1 or self._is_foreign()
+    def _is_recorded(self) -> bool:
+        """Return True in calls that the program made itself, but not while backward recomputes them."""
+        return not _in_backward() and not self._is_foreign()
 
     def _record_output(self, name: str, is_leaf: bool, _module: nn.Module, _args: Any, output: Any) -> Any:
-        if self._is_not_recorded():
+        if not self._is_recorded():
             return None
-        if name in self._open:
-            del self._open[len(self._open) - 1 - self._open[::-1].index(name) :]
+        _end_call(self._open, name)
         call, inside = self._calls[name], tuple(self._open)
         self._calls[name] += 1
-        if is_leaf and self._rounding is not None and isinstance(output, Tensor):
-            output = self._rounding(output)
-        floats = [leaf for leaf in tensors_in([output]) if leaf.is_floating_point()]
+        rounded = (
+            self._rounding(output) if is_leaf and self._rounding is not None and isinstance(output, Tensor) else None
+        )
+        floats = [leaf for leaf in tensors_in([output if rounded is None else rounded]) if leaf.is_floating_point()]
         for number, tensor in enumerate(floats[:MOST_OUTPUTS]):
             label = f"output {number}" if number else "output"
             self._add("forward", name, label, call, inside, tensor, self._sources(name, tensor))
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._record_gradient, name, label, call, inside))
-        return output if is_leaf and self._rounding is not None and isinstance(output, Tensor) else None
+        return rounded
 
     def _sources(self, name: str, tensor: Tensor) -> tuple[str, ...] | None:
         """Return the modules from whose outputs `tensor` is computed, and register it as an output of `name`."""
@@ -200,6 +202,17 @@ class ObservedRun:
     ) -> None:
         value, place = local_part(tensor)
         self.record.records.append(NumericRecord(self.step, phase, module, name, call, inside, value, place, sources))
+
+
+def _in_backward() -> bool:
+    """Return True while autograd runs a backward, in which checkpointed modules are recomputed."""
+    return current_graph_task() != -1
+
+
+def _end_call(running: list[str], name: str) -> None:
+    """Take a module's latest call off the stack of running ones, with those inside it, if it is there."""
+    if name in running:
+        del running[len(running) - 1 - running[::-1].index(name) :]
 
 
 def plain_model(model: nn.Module) -> nn.Module:

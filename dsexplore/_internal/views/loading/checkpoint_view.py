@@ -10,6 +10,9 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.theme import SHADE, stacked_bars, tint
 from dsexplore._internal.views.view import ResultView
 
+_WIDTH_OF_NAMES = 210
+"""Pixels beside the figure for the longest name of a method and its writers."""
+
 
 class CheckpointCostView(ResultView[CheckpointCost]):
     """The view of a `CheckpointCost`."""
@@ -30,13 +33,15 @@ class CheckpointCostView(ResultView[CheckpointCost]):
         return self.result.notes
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the seconds of each method."""
+        """Return a row per method: seconds in which a step waits, until the disk has it, and to load it again."""
         cost = self.result
         return [
             (
                 method.name,
                 method.writers,
-                *(format_seconds(value) for value in (method.stall, method.save, method.load)),
+                format_seconds(method.stall),
+                format_seconds(method.save),
+                format_seconds(method.load),
                 cost.interval(method),
             )
             for method in cost.methods
@@ -46,7 +51,10 @@ class CheckpointCostView(ResultView[CheckpointCost]):
         """Return a plotly figure: a bar of seconds per method, in what a step waits for and the rest."""
         methods = self.result.methods
         names = [html.escape(f"{method.name}, {method.writers}", 60) for method in methods]
-        stalls = [method.stall for method in methods]
-        rest = [max(method.save - method.stall, 0.0) for method in methods]
-        series = (("a step waits", stalls, SHADE), ("written while steps go on", rest, tint(SHADE, 0.45)))
-        return stacked_bars(names, series, "seconds of one checkpoint, predicted", 210)
+        waiting = [method.stall for method in methods]
+        in_background = [max(method.save - method.stall, 0.0) for method in methods]
+        parts = [
+            ("a step waits", waiting, SHADE),
+            ("written while steps go on", in_background, tint(SHADE, 0.45)),
+        ]
+        return stacked_bars(names, parts, "seconds of one checkpoint, predicted", left=_WIDTH_OF_NAMES)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.torch_internals.fake_tensors import VALUES_NEEDED
 from dsexplore._internal.torch_internals.modules import TRACE, TRACE_MODULE
+from dsexplore._internal.torch_internals.names import TorchName
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 from dsexplore._internal.torch_internals.tensors import NESTED_TENSORS
 
@@ -57,17 +58,19 @@ def _remedy_for(error: Exception) -> str:
     return ""
 
 
-PATCHES: tuple[Entry, ...] = tuple(
-    Patch(
-        target,
-        why,
-        _refuse(target.path.replace(":", "."), remedy),
-        when="fake",
-        by_code=True,
-    )
-    for targets, why, remedy in (
-        (NESTED_TENSORS, "torch reads the sizes of their parts in memory", _NESTED),
-        ((TRACE, TRACE_MODULE), "it compares values", _TRACED),
-    )
-    for target in targets
+def _refusals(targets: Iterable[TorchName], why: str, remedy: str) -> Iterator[Patch]:
+    """Yield patches with which parts of torch raise an error.
+
+    Args:
+        targets: the parts.
+        why: they do not work on fake tensors.
+        remedy: what to do instead.
+    """
+    for target in targets:
+        yield Patch(target, why, _refuse(target.path.replace(":", "."), remedy), when="fake", by_code=True)
+
+
+PATCHES: tuple[Entry, ...] = (
+    *_refusals(NESTED_TENSORS, "torch reads the sizes of their parts in memory", _NESTED),
+    *_refusals((TRACE, TRACE_MODULE), "it compares values", _TRACED),
 )
