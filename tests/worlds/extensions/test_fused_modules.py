@@ -115,8 +115,25 @@ class TestFlashAttention:
         )
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         assert_close(layer(x), layer.out_proj(out.transpose(1, 2).flatten(2)))
-        with pytest.raises(UsageError, match="whole batches"):
-            layer(x, cu_seqlens=torch.tensor([0, 5]))
+        packed = layer(x.flatten(0, 1), cu_seqlens=torch.tensor([0, 5, 10]), max_seqlen=5)
+        assert_close(packed, layer(x).flatten(0, 1))
+        kept = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+        padded = layer(x, key_padding_mask=kept)
+        assert_close((padded[0], padded[1, :3]), (layer(x)[0], layer(x[1:, :3])[0]))
+        with pytest.raises(UsageError, match="no cache for generation"):
+            layer(x, inference_params=object())
+
+    def test_attention_to_another_input(self) -> None:
+        layer = FLASH["modules.mha.MHA"](16, 4, num_heads_kv=2, cross_attn=True)
+        x, y = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
+        q = layer.Wq(x).unflatten(-1, (-1, 4)).transpose(1, 2)
+        k, v = layer.Wkv(y).unflatten(-1, (-1, 4)).transpose(1, 2).chunk(2, 1)
+        out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        expected = layer.out_proj(out.transpose(1, 2).flatten(2))
+        assert_close(layer(x, y), expected)
+        assert_close(layer(x, y, mixer_subset=slice(0, 1)), expected[:, :1])
+        ends = {"cu_seqlens": torch.tensor([0, 3, 6]), "cu_seqlens_k": torch.tensor([0, 5, 10])}
+        assert_close(layer(x.flatten(0, 1), y.flatten(0, 1), **ends, max_seqlen=5), expected.flatten(0, 1))
 
     def test_mlps(self) -> None:
         x = torch.randn(2, 4)

@@ -31,7 +31,10 @@ IMPORTED = {
         parallel.convert_syncbn_model parallel.create_syncbn_process_group parallel.Reducer mlp.MLP
         fused_dense.FusedDense fused_dense.FusedDenseGeluDense contrib.xentropy.SoftmaxCrossEntropyLoss
         contrib.layer_norm.FastLayerNorm contrib.clip_grad.clip_grad_norm_ amp.initialize amp.scale_loss
-        amp.master_params amp.state_dict amp.load_state_dict amp.half_function amp.register_float_function""",
+        amp.master_params amp.state_dict amp.load_state_dict amp.half_function amp.register_float_function
+        fp16_utils.network_to_half fp16_utils.BN_convert_float fp16_utils.prep_param_lists fp16_utils.FP16_Optimizer
+        fp16_utils.model_grads_to_master_grads fp16_utils.master_params_to_model_params fp16_utils.to_python_float
+        fp16_utils.tofp16""",
     "flash_attn": """
         flash_attn_func flash_attn_varlen_func bert_padding.unpad_input bert_padding.pad_input
         layers.rotary.RotaryEmbedding losses.cross_entropy.CrossEntropyLoss modules.mha.MHA modules.mlp.Mlp

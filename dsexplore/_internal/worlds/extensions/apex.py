@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsexplore._internal.worlds.extensions.apex_fp16 import NAMES as FP16_UTILS
 from dsexplore._internal.worlds.extensions.apex_parallel import (
     LARC,
     DistributedDataParallel,
@@ -236,6 +237,7 @@ EXTENSIONS: dict[str, Names] = {
         "normalization.fused_layer_norm.fused_rms_norm": fused_rms_norm,
         **{f"parallel.{name}": value for name, value in _PARALLEL.items()},
         **_LAYERS,
+        **FP16_UTILS,
         "parallel.distributed.DistributedDataParallel": DistributedDataParallel,
         **{f"amp.{function.__name__}": function for function in (initialize, master_params, scale_loss)},
         **{

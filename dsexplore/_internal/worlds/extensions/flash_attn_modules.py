@@ -12,7 +12,7 @@ from torch.nn.functional import layer_norm as torch_layer_norm
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.worlds.extensions.flash_attn_layers import RotaryEmbedding
 from dsexplore._internal.worlds.extensions.fused_layers import Dense, FusedMLP, GatedMlp, Mlp, dense, swiglu
-from dsexplore._internal.worlds.extensions.plain_attention import Form, attend
+from dsexplore._internal.worlds.extensions.plain_attention import Form, attend, packed_mask
 from dsexplore._internal.worlds.extensions.registry import Names
 
 
@@ -23,6 +23,7 @@ class MHA(nn.Module):
         embed_dim: width of input and output.
         num_heads: heads of queries.
         num_heads_kv: heads of keys and values; None for those of queries.
+        cross_attn: whether keys and values come from another input, by a projection of their own.
         qkv_proj_bias: whether the first projection has a bias.
         out_proj_bias: whether the second projection has a bias.
         dropout: the part of the weights that is dropped.
@@ -60,39 +61,85 @@ class MHA(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if cross_attn or options.get("dwconv"):
+        if options.get("dwconv"):
             raise UsageError(
-                "flash_attn is not installed, and its MHA that stands in here has no cross attention and no "
-                "convolution: add one with dsexplore.register_extension"
+                "flash_attn is not installed, and its MHA that stands in here has no convolution: add one with "
+                "dsexplore.register_extension"
             )
         self.num_heads, self.num_heads_kv = num_heads, num_heads_kv or num_heads
         self.head_dim = embed_dim // num_heads
-        self.dropout, self.return_residual = dropout, return_residual
+        self.dropout, self.return_residual, self.cross_attn = dropout, return_residual, cross_attn
         self.form = Form(softmax_scale, causal, window_size)
-        of_qkv = self.head_dim * (num_heads + 2 * self.num_heads_kv)
-        self.Wqkv = nn.Linear(embed_dim, of_qkv, qkv_proj_bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, out_proj_bias, device=device, dtype=dtype)
+        of_kv = 2 * self.head_dim * self.num_heads_kv
+        place: Any = {"device": device, "dtype": dtype}
+        if cross_attn:
+            self.Wq = nn.Linear(embed_dim, embed_dim, qkv_proj_bias, **place)
+            self.Wkv = nn.Linear(embed_dim, of_kv, qkv_proj_bias, **place)
+        else:
+            self.Wqkv = nn.Linear(embed_dim, embed_dim + of_kv, qkv_proj_bias, **place)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, out_proj_bias, **place)
         if rotary_emb_dim:
             self.rotary_emb = RotaryEmbedding(rotary_emb_dim, rotary_emb_base, rotary_emb_interleaved, device=device)
 
-    def forward(self, x: Tensor, **packing: Any) -> Any:
-        """Return the output of ``(batch, length, width)``; with ``return_residual`` also the input.
+    def forward(
+        self,
+        x: Tensor,
+        x_kv: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        mixer_subset: Any = None,
+        inference_params: Any = None,
+        **packing: Any,
+    ) -> Any:
+        """Return the output; with ``return_residual`` also the input.
+
+        Args:
+            x: ``(batch, length, width)``, or ``(tokens, width)`` of a packed batch.
+            x_kv: what keys and values of cross attention come from; None for ``x``.
+            key_padding_mask: ``(batch, length)``, True for keys that are seen.
+            cu_seqlens: where the packed sequences begin, and the last one ends.
+            max_seqlen: of the kernels.
+            mixer_subset: the places whose output is wanted, of cross attention.
+            inference_params: the cache of a generation.
+            packing: ``cu_seqlens_k``, where the packed sequences of keys begin.
 
         Raises:
-            UsageError: the batch is packed.
+            UsageError: a generation with a cache.
         """
-        if any(value is not None for value in packing.values()):
+        if inference_params is not None:
             raise UsageError(
-                "flash_attn is not installed, and its MHA that stands in here takes whole batches only: call "
-                "flash_attn_varlen_func, which takes packed ones"
+                "flash_attn is not installed, and its MHA that stands in here has no cache for generation: call it "
+                "without inference_params"
             )
-        heads = self.Wqkv(x).unflatten(-1, (-1, self.head_dim))
-        if hasattr(self, "rotary_emb"):
-            heads = self.rotary_emb(heads, num_heads_q=self.num_heads)
-        q, k, v = heads.split((self.num_heads, self.num_heads_kv, self.num_heads_kv), 2)
-        out = attend(q, k, v, self.form)
-        out = self.out_proj(torch.dropout(out, self.dropout, self.training).flatten(2))
+        mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+        if cu_seqlens is None:
+            out = self._attend(x, x_kv, mixer_subset, mask, self.form)
+        else:
+            keys = x if x_kv is None else x_kv
+            of_keys: Tensor = packing.get("cu_seqlens_k", cu_seqlens)
+            mask = packed_mask(cu_seqlens, len(x), of_keys, len(keys), self.form)
+            others = None if x_kv is None else x_kv.unsqueeze(0)
+            out = self._attend(x.unsqueeze(0), others, None, mask, Form(self.form.scale)).squeeze(0)
         return (out, x) if self.return_residual else out
+
+    def _attend(self, x: Tensor, x_kv: Tensor | None, subset: Any, mask: Tensor | None, form: Form) -> Tensor:
+        of_heads = (self.num_heads, self.num_heads_kv, self.num_heads_kv)
+        if self.cross_attn:
+            q = self.Wq(x if subset is None else x[:, subset]).unflatten(-1, (-1, self.head_dim))
+            k, v = self.Wkv(x if x_kv is None else x_kv).unflatten(-1, (-1, self.head_dim)).split(of_heads[1:], 2)
+        else:
+            heads = self.Wqkv(x).unflatten(-1, (-1, self.head_dim))
+            if hasattr(self, "rotary_emb"):
+                heads = self.rotary_emb(heads, num_heads_q=self.num_heads)
+            q, k, v = heads.split(of_heads, 2)
+        if mask is not None and form.causal:
+            mask = mask & torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=x.device).tril(
+                k.shape[1] - q.shape[1]
+            )
+        out = torch.dropout(attend(q, k, v, form, mask), self.dropout, self.training)
+        projected: Tensor = self.out_proj(out.flatten(2))
+        return projected
 
 
 class BlockOfMixer(nn.Module):

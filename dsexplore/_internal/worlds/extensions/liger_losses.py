@@ -180,8 +180,8 @@ class _Preference(nn.Module):
 
 def _exclusive(difference: Tensor, smoothing: float) -> Tensor:
     """Return the KL divergence of the preference from one that is right but for ``smoothing``."""
-    logs = logsigmoid(difference), logsigmoid(-difference)
-    return sum(log.exp() * (log - math.log(part)) for log, part in zip(logs, (1 - smoothing, smoothing), strict=True))
+    right, wrong = logsigmoid(difference), logsigmoid(-difference)
+    return right.exp() * (right - math.log(1 - smoothing)) + wrong.exp() * (wrong - math.log(smoothing))
 
 
 def _smoothed(difference: Tensor, smoothing: float) -> Tensor:
