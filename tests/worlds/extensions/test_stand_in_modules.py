@@ -34,7 +34,7 @@ IMPORTED = {
         amp.master_params amp.state_dict amp.load_state_dict amp.half_function amp.register_float_function
         fp16_utils.network_to_half fp16_utils.BN_convert_float fp16_utils.prep_param_lists fp16_utils.FP16_Optimizer
         fp16_utils.model_grads_to_master_grads fp16_utils.master_params_to_model_params fp16_utils.to_python_float
-        fp16_utils.tofp16""",
+        fp16_utils.tofp16 contrib.optimizers.distributed_fused_adam.DistributedFusedAdam""",
     "flash_attn": """
         flash_attn_func flash_attn_varlen_func bert_padding.unpad_input bert_padding.pad_input
         layers.rotary.RotaryEmbedding losses.cross_entropy.CrossEntropyLoss modules.mha.MHA modules.mlp.Mlp

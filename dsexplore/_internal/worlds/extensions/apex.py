@@ -23,6 +23,7 @@ from dsexplore._internal.worlds.extensions.apex_parallel import (
     master_params,
     scale_loss,
 )
+from dsexplore._internal.worlds.extensions.apex_zero import DistributedFusedAdam
 from dsexplore._internal.worlds.extensions.fused_layers import MLP, Dense, DenseGeluDense
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm, PlainRMSNorm, Shape, layer_norm, rms_norm
 from dsexplore._internal.worlds.extensions.fused_optimizers import (
@@ -238,6 +239,7 @@ EXTENSIONS: dict[str, Names] = {
         **{f"parallel.{name}": value for name, value in _PARALLEL.items()},
         **_LAYERS,
         **FP16_UTILS,
+        "contrib.optimizers.distributed_fused_adam.DistributedFusedAdam": DistributedFusedAdam,
         "parallel.distributed.DistributedDataParallel": DistributedDataParallel,
         **{f"amp.{function.__name__}": function for function in (initialize, master_params, scale_loss)},
         **{

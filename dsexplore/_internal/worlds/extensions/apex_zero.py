@@ -1,0 +1,299 @@
+"""A stand-in for Apex's ``DistributedFusedAdam``: Adam whose states and gradients are divided among ranks (ZeRO-2).
+
+Names, signatures and what is sent are those of https://github.com/NVIDIA/apex, where
+``apex/contrib/optimizers/distributed_fused_adam.py`` lays parameters into buckets of one size, in the order in which
+their gradients first come. A bucket is sent whole, whatever it holds:
+
+===================== ==============================================
+when                  what is sent
+===================== ==============================================
+it is made            a broadcast of each parameter
+a bucket is complete  reduce_scatter of the bucket, all_reduce of this rank's part over the redundant ranks
+step                  all_gather of each bucket
+===================== ==============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.extensions.fused_optimizers import Betas, Parameters
+
+
+@dataclass(frozen=True)
+class _Fragment:
+    """The elements of a parameter that lie in a bucket."""
+
+    parameter: Tensor
+    group: dict[str, Any]
+    begin: int
+    size: int
+    place: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().reshape(-1)[self.begin : self.begin + self.size]
+
+
+@dataclass
+class _Bucket:
+    """Parameters that are sent together; the states are of this rank's part."""
+
+    states: tuple[Tensor, Tensor, Tensor]
+    fragments: list[_Fragment] = field(default_factory=list)
+    filled: int = 0
+    ready: set[Tensor] = field(default_factory=set)
+    gradients: Tensor | None = None
+    shard: Tensor | None = None
+
+
+class DistributedFusedAdam(torch.optim.Optimizer):
+    """Adam whose states and gradients are divided among ranks.
+
+    Gradients are freed as they are copied into buckets. Parameters are gathered in the step, with
+    ``overlap_param_sync`` too.
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate.
+        bias_correction: whether averages are corrected for their start.
+        betas: of the averages.
+        eps: added to the root.
+        adam_w_mode: whether weight decay is decoupled.
+        weight_decay: its factor.
+        amsgrad: as Apex has none, False.
+        dtype: of the states.
+        grad_sync_dtype: of gradients that are sent; None for ``dtype``.
+        param_sync_dtype: of parameters that are sent; None for ``dtype``.
+        device: of the states.
+        process_group: the ranks; None for all.
+        distributed_process_group: the ranks that states are divided among; None for ``process_group``.
+        redundant_process_group: the ranks with the same part of them; None for this one.
+        average_grad_sync: whether gradients are averaged.
+        overlap_grad_sync: whether a bucket is sent as it is complete, or in the step.
+        overlap_param_sync: whether Apex would gather parameters as they are needed.
+        bucket_cap_mb: MiB of a bucket.
+        options: of Apex, which change nothing that is sent.
+
+    Raises:
+        UsageError: ``amsgrad=True``.
+    """
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        dtype: torch.dtype = torch.float32,
+        grad_sync_dtype: torch.dtype | None = None,
+        param_sync_dtype: torch.dtype | None = None,
+        device: Any = "cuda",
+        process_group: dist.ProcessGroup | None = None,
+        distributed_process_group: dist.ProcessGroup | None = None,
+        redundant_process_group: dist.ProcessGroup | None = None,
+        average_grad_sync: bool = True,
+        overlap_grad_sync: bool = True,
+        overlap_param_sync: bool = False,
+        bucket_cap_mb: float = 100.0,
+        **options: Any,
+    ) -> None:
+        if amsgrad:
+            raise UsageError("amsgrad=True: Apex's DistributedFusedAdam has no AMSGrad; leave it out")
+        rule = {"bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {"lr": lr, **rule})
+        self.adam_w_mode, self.overlap_grad_sync, self.dtype = adam_w_mode, overlap_grad_sync, dtype
+        self.grad_sync_dtype, self.param_sync_dtype = grad_sync_dtype or dtype, param_sync_dtype or dtype
+        self.distributed_process_group = distributed_process_group or process_group
+        self.redundant_process_group = redundant_process_group
+        self.reduce_op = dist.ReduceOp.AVG if average_grad_sync else dist.ReduceOp.SUM
+        self.ranks = dist.get_world_size(self.distributed_process_group)
+        width = self.grad_sync_dtype.itemsize
+        self._alignment = 128 // width
+        shard = int(1024 * 1024 * bucket_cap_mb / width / self.ranks)
+        self._shard_size = max(shard // self._alignment * self._alignment, self._alignment)
+        self._buckets: list[_Bucket] = []
+        self._laid: dict[Tensor, list[_Bucket]] = {}
+        self._steps, self._scale, self._copies_at_once = 0, torch.ones(()), True
+        root = 0 if process_group is None else dist.get_global_rank(process_group, 0)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                dist.broadcast(parameter.detach(), root, group=process_group)
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(partial(self._add, group=group))
+
+    def _lay(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        """Give a parameter its place in the last bucket, and in new ones where it is full."""
+        self._laid[parameter] = []
+        begin = 0
+        while begin < parameter.numel():
+            place = -(-self._buckets[-1].filled // self._alignment) * self._alignment if self._buckets else 0
+            room = self._shard_size * self.ranks - place
+            if not self._buckets or room <= 0:
+                states = [torch.zeros(self._shard_size, dtype=self.dtype, device=parameter.device) for _ in range(3)]
+                self._buckets.append(_Bucket((states[0], states[1], states[2])))
+                continue
+            fragment = _Fragment(parameter, group, begin, min(parameter.numel() - begin, room), place)
+            bucket = self._buckets[-1]
+            bucket.fragments.append(fragment)
+            bucket.filled, begin = place + fragment.size, begin + fragment.size
+            self._laid[parameter].append(bucket)
+            for own, part in self._own(fragment):
+                bucket.states[0][own].copy_(fragment.of(parameter)[part])
+
+    def _own(self, fragment: _Fragment) -> Iterator[tuple[slice, slice]]:
+        """Yield where a fragment lies in this rank's part, and which of its elements these are."""
+        first = dist.get_rank(self.distributed_process_group) * self._shard_size
+        begin, end = max(fragment.place, first), min(fragment.place + fragment.size, first + self._shard_size)
+        if begin < end:
+            yield slice(begin - first, end - first), slice(begin - fragment.place, end - fragment.place)
+
+    @torch.no_grad()
+    def _add(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        if not self._copies_at_once:
+            return
+        is_new = parameter not in self._laid
+        if is_new:
+            self._lay(parameter, group)
+        self._copy(parameter)
+        if self.overlap_grad_sync:
+            for bucket in self._buckets[:-1] if is_new else self._buckets:
+                if len(bucket.ready) == len(bucket.fragments):
+                    self._reduce(bucket)
+
+    def _copy(self, parameter: Tensor) -> None:
+        if parameter.grad is None:
+            return
+        for bucket in self._laid[parameter]:
+            if bucket.gradients is None:
+                size = self._shard_size * self.ranks
+                bucket.gradients = torch.zeros(size, dtype=self.grad_sync_dtype, device=parameter.device)
+            for fragment in bucket.fragments:
+                if fragment.parameter is parameter:
+                    part = fragment.of(parameter.grad)
+                    bucket.gradients[fragment.place : fragment.place + fragment.size].add_(part)
+            bucket.ready.add(parameter)
+        parameter.grad = None
+
+    def _reduce(self, bucket: _Bucket) -> None:
+        if bucket.gradients is None:
+            return
+        shard = bucket.gradients
+        if self.ranks > 1:
+            shard = bucket.gradients.new_empty(self._shard_size)
+            options: Any = {"op": self.reduce_op, "group": self.distributed_process_group}
+            dist.reduce_scatter_tensor(shard, bucket.gradients, **options)
+        if self.redundant_process_group is not None and dist.get_world_size(self.redundant_process_group) > 1:
+            dist.all_reduce(shard, self.reduce_op, group=self.redundant_process_group)
+        bucket.shard = shard if bucket.shard is None else bucket.shard + shard
+        bucket.gradients = None
+        bucket.ready.clear()
+
+    @contextmanager
+    def no_sync(self, greedy_grad_copy: bool = False) -> Iterator[None]:
+        """Send no gradients within."""
+        before = self._copies_at_once, self.overlap_grad_sync
+        self._copies_at_once, self.overlap_grad_sync = greedy_grad_copy, False
+        try:
+            yield
+        finally:
+            self._copies_at_once, self.overlap_grad_sync = before
+
+    @torch.no_grad()
+    def grad_sync(self) -> None:
+        """Send the gradients that were not sent."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter not in self._laid:
+                    self._lay(parameter, group)
+                if parameter in self._laid:
+                    self._copy(parameter)
+        for bucket in self._buckets:
+            self._reduce(bucket)
+
+    def grad_norm(self, *args: Any, **options: Any) -> Tensor:
+        """Return the norm of all gradients, of whose square each rank sends its part."""
+        self.grad_sync()
+        squares = torch.stack(
+            [bucket.shard.float().square().sum() for bucket in self._buckets if bucket.shard is not None]
+        )
+        total = squares.sum()
+        dist.all_reduce(total, group=self.distributed_process_group)
+        return total.sqrt() * self._scale.to(total.device)
+
+    def clip_grad_norm(self, max_norm: float, *args: Any, **options: Any) -> Tensor:
+        """Return the norm of all gradients, which the step scales to this one if theirs is larger."""
+        norm = self.grad_norm()
+        self._scale = self._scale.to(norm.device) * (max_norm / (norm + 1e-6)).clamp(max=1)
+        return norm
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Free the gradients."""
+        super().zero_grad(set_to_none=True)
+        for bucket in self._buckets:
+            bucket.gradients = bucket.shard = None
+            bucket.ready.clear()
+        self._scale = torch.ones(())
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None) -> Any:
+        """Update this rank's part, gather the others, and return the loss of the closure."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.grad_sync()
+        self._steps += 1
+        for bucket in self._buckets:
+            for fragment in bucket.fragments:
+                for own, _ in self._own(fragment):
+                    self._update(bucket, own, fragment.group)
+        for bucket in reversed(self._buckets):
+            whole = shard = bucket.states[0].to(self.param_sync_dtype)
+            if self.ranks > 1:
+                whole = shard.new_empty(self._shard_size * self.ranks)
+                dist.all_gather_into_tensor(whole, shard, group=self.distributed_process_group)
+            for fragment in bucket.fragments:
+                fragment.of(fragment.parameter).copy_(whole[fragment.place : fragment.place + fragment.size])
+        return loss
+
+    def _update(self, bucket: _Bucket, own: slice, group: dict[str, Any]) -> None:
+        if bucket.shard is None:
+            return
+        master, average, of_square = (state[own] for state in bucket.states)
+        gradient = bucket.shard[own].to(self.dtype) * self._scale.to(master.device)
+        first, second = group["betas"]
+        if not self.adam_w_mode:
+            gradient = gradient + group["weight_decay"] * master
+        average.lerp_(gradient, 1 - first)
+        of_square.lerp_(gradient.square(), 1 - second)
+        corrected = (average, of_square)
+        if group["bias_correction"]:
+            corrected = average / (1 - first**self._steps), of_square / (1 - second**self._steps)
+        update = corrected[0] / (corrected[1].sqrt() + group["eps"])
+        if self.adam_w_mode:
+            update = update + group["weight_decay"] * master
+        master.sub_(group["lr"] * update)
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Refuse: Apex gathers the states here.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "apex is not installed, and its DistributedFusedAdam that stands in here gathers no state_dict: save the "
+            "model only, or add one with dsexplore.register_extension"
+        )
