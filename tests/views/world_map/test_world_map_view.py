@@ -48,6 +48,14 @@ def test_a_world_of_one_rank_that_sends_nothing() -> None:
     ]
 
 
+def test_the_title_may_break_after_underscores_of_long_axes() -> None:
+    axis = "a_long_name_" * 8
+    with dsexplore.simulate(mesh=f"{axis}=2"), dsexplore.commtrace() as trace:
+        pass
+    title = trace.world_map()._repr_mimebundle_()["text/html"].partition("World map: ")[2].partition("</p>")[0]
+    assert f"{'a_<wbr>long_<wbr>name_<wbr>' * 7}a_<wbr>long_<wbr>name_" in title
+
+
 def test_the_drawing_has_a_cell_per_rank(world: WorldMap) -> None:
     html = world._repr_mimebundle_()["text/html"]
     spoken = re.findall(r'aria-label="([^"]+)"', html)

@@ -106,7 +106,7 @@ class Look:
 
 def map_html(world: WorldMap, look: Look = Look()) -> str:
     """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
-    title = f"<p>{html.escape(summary(world))}</p>"
+    title = f"<p>{html.prose(summary(world), 200)}</p>"
     if not world.received:
         return title + html.verdict(_nothing(world))
     top = look.top or float(world.to_shades().max()) or 1.0
