@@ -44,7 +44,7 @@ export function heatGrid(choose) {
   // A name that breaks into lines behind its dots.
   function parted(text) {
     const whole = element("span");
-    text.split(/(?<=\w\.|\*\.)/).forEach((part, i) => whole.append(...(i ? [element("wbr")] : []), part));
+    text.split(/(?<=\w\.|\*\.|_(?!_))/).forEach((part, i) => whole.append(...(i ? [element("wbr")] : []), part));
     return whole;
   }
   function fill(cell, r, c) {
