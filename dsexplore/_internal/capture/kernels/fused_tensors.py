@@ -1,4 +1,4 @@
-"""`FusedTensors`: which tensors of compiled modules no kernel writes, so that they take no memory."""
+"""`FusedTensors`: which storages of compiled modules no kernel writes, so that they take no memory."""
 
 from __future__ import annotations
 
@@ -22,62 +22,75 @@ def can_be_fused(op: AtenOp, phase: Phase) -> bool:
 
 
 class FusedTensors:
-    """Tensors that a compiler fuses away: no kernel writes them, as their readers compute them again.
+    """Count the storages of compiled modules: results of fused ops only where a kernel writes them.
 
-    Between two products a compiler makes one kernel, which writes what the next product reads, and what leaves the
-    compiled module. Backward gets few tensors and computes the rest from them. So a tensor made by a fused op is not
-    counted at first. One that is counted and no longer referred to is kept for those that are computed from it, or
-    these are counted in its place where they are smaller: so torch's partitioner mostly decides, which cuts the graph
-    where the fewest bytes pass (``torch/_functorch/partitioners.py``).
+    A compiler makes one kernel of the pointwise ops between two matrix products. Of ``linear2(gelu(linear1(x) + b))``
+    no kernel writes the sum; gelu's result is written, as the second product reads it. Three rules follow:
+
+    1. The result of a fused op is uncounted at first, and knows its sources (`add`).
+    2. It is counted once another kernel reads it, or once it leaves its module (`count`).
+    3. Backward needs what an uncounted result is computed from. So when nothing refers to a counted storage any more,
+       it stays counted for the results computed from it, unless these take no more bytes together: then they are
+       counted in its place (`free`). Torch's partitioner likewise cuts the graph where the fewest bytes pass
+       (``torch/_functorch/partitioners.py``).
 
     Args:
-        add: changes the bytes of a use.
+        add_bytes: changes the bytes of a use.
     """
 
-    def __init__(self, add: Callable[[Use, int], None]) -> None:
-        self._add = add
-        self.some = 0
-        """Number of tensors that are not counted."""
+    def __init__(self, add_bytes: Callable[[Use, int], None]) -> None:
+        self._add_bytes = add_bytes
+        self._num_uncounted = 0
 
-    def compute(self, held: Held, sources: Iterable[Held]) -> None:
-        """Note what an uncounted tensor is computed from, besides what is known; a counted one has been written."""
+    def __len__(self) -> int:
+        """Return the number of storages that are not counted."""
+        return self._num_uncounted
+
+    def add(self, held: Held, region: int) -> None:
+        """Take in the result of a fused op of a compiled module, whose bytes are not counted."""
+        held.is_counted, held.region = False, region
+        self._num_uncounted += 1
+
+    def add_sources(self, held: Held, sources: Iterable[Held]) -> None:
+        """Note what an uncounted storage is computed from, besides what is known; a counted one has been written."""
         for source in () if held.is_counted else sources:
             _join(source, held)
 
     def count(self, held: Held) -> None:
-        """Count a tensor as written from now on."""
+        """Count a storage as written from now on."""
         if not held.is_counted:
             held.is_counted = True
-            self.some -= 1
-            self._leave(held)
-            self._add(held.use, held.size)
+            self._num_uncounted -= 1
+            self._leave_sources(held)
+            self._add_bytes(held.use, held.size)
 
     def free(self, held: Held) -> None:
-        """Release a tensor that is not referenced any more, or count the tensors computed from it in its place."""
+        """Release a storage that nothing refers to any more, or count those computed from it in its place."""
         held.is_gone = True
         if not held.is_counted:
-            self.some -= 1
+            self._num_uncounted -= 1
             for child in held.children:
                 child.parents.remove(held)
                 for parent in held.parents:
                     _join(parent, child)
-            self._leave(held)
+            self._leave_sources(held)
         elif not held.children:
-            self._add(held.use, -held.size)
+            self._add_bytes(held.use, -held.size)
         elif sum(child.size for child in held.children) <= held.size:
             for child in list(held.children):
                 self.count(child)
 
-    def _leave(self, held: Held) -> None:
-        """Remove a tensor from its parents, and release freed parents that no other tensor depends on."""
+    def _leave_sources(self, held: Held) -> None:
+        """Remove a storage from its sources, and release those that are gone and that no other storage needs."""
         parents, held.parents = held.parents, []
         for parent in parents:
             parent.children.remove(held)
             if parent.is_gone and not parent.children:
-                self._add(parent.use, -parent.size)
+                self._add_bytes(parent.use, -parent.size)
 
 
 def _join(parent: Held, child: Held) -> None:
+    """Make one storage a source of another."""
     if parent is not child and parent not in child.parents:
         child.parents.append(parent)
         parent.children.append(child)

@@ -66,14 +66,12 @@ class LiveMemory:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage_number(storage) not in self._held:
-                held = self._hold(storage, "activations")
-                held.is_counted, held.region = False, region
-                self._fused.some += 1
-            self._fused.compute(self._held[storage_number(storage)], given)
+                self._fused.add(self._hold(storage, "activations"), region)
+            self._fused.add_sources(self._held[storage_number(storage)], given)
 
     def read(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that a separate kernel reads: another kernel must have written them."""
-        if self._fused.some:
+        if self._fused:
             for tensor in tensors:
                 self._fused.count(self._held_of(tensor))
 

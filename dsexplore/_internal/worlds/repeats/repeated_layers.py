@@ -35,8 +35,9 @@ Layers = Sequence[nn.Module]
 def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> list[Layers]:
     """Find the containers of a world's models that have more equal layers than are run.
 
-    None where DDP or FSDP1 is used, as their buckets and flat parameters need each gradient. Models made outside of the
-    world, as of earlier cells of a notebook, do not count: no parameter of theirs is a fake tensor of its mode.
+    There is none where DDP or FSDP1 is used, as their buckets and flat parameters need each gradient. Models made
+    outside of the world, as of earlier cells of a notebook, do not count: no parameter of theirs is a fake tensor of
+    its mode.
 
     Args:
         mode: of the world's fake tensors.
