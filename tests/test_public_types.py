@@ -90,7 +90,9 @@ class Types:
                     self._add_result(f"{home.__name__}.{name}", self._read(annotation, home.__module__))
             for name, value in vars(home).items():
                 function = function_of(value)
-                if function is not None and (not name.startswith("_") or name in SHOWN_BY_NAME):
+                if function is None or is_generated(function):
+                    continue
+                if not name.startswith("_") or name in SHOWN_BY_NAME:
                     self._follow_function(f"{home.__name__}.{name}", function)
             self._follow_attributes(home)
         view = view_class(shown)
@@ -154,6 +156,12 @@ def function_of(value: Any) -> Callable[..., Any] | None:
     if isinstance(value, OptionsOfView):
         return value.method
     return value if isinstance(value, FunctionType) else None
+
+
+def is_generated(function: Callable[..., Any]) -> bool:
+    """Return True for the ``__init__`` of a dataclass, whose parameters are the fields, read where they stand."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_filename == "<string>"
 
 
 @pytest.fixture(scope="module")
