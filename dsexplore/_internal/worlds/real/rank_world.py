@@ -266,12 +266,12 @@ def _check_backend(backend: str, size: int) -> None:
 def interrupt_cell(running: Sequence[RankHandle]) -> None:
     """Interrupt ranks that run a cell, if all of them can be: none is stopped, or waits in torch.distributed.
 
-    Each has its stack read before, and gets `INTERRUPT_WAIT` seconds to leave the cell; its status stays None if it
-    does not.
+    Each has its stack read before, for at most `SAVE_WAIT` seconds, as one read later would be that of a rank that
+    leaves; and gets `INTERRUPT_WAIT` seconds to leave the cell. Its status stays None if it does not.
     """
     if any(rank.look_whether_stopped() for rank in running):
         return
-    until = time.monotonic() + INTERRUPT_WAIT
+    until = time.monotonic() + SAVE_WAIT
     for rank in running:
         rank.request_stack()
     for rank in running:
