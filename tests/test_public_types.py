@@ -14,6 +14,7 @@ import os
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -90,10 +91,8 @@ class Types:
                     self._add_result(f"{home.__name__}.{name}", self._read(annotation, home.__module__))
             for name, value in vars(home).items():
                 function = function_of(value)
-                if function is None or is_generated(function):
-                    continue
-                if not name.startswith("_") or name in SHOWN_BY_NAME:
-                    self._follow_function(f"{home.__name__}.{name}", function)
+                if function is not None and (not name.startswith("_") or name in SHOWN_BY_NAME):
+                    self._follow_function(f"{home.__name__}.{name}", function, home)
             self._follow_attributes(home)
         view = view_class(shown)
         for method in ("page", "figure", "explore") if view is not None else ():
@@ -113,21 +112,29 @@ class Types:
                     found = self._read(ast.unparse(node.annotation), home.__module__)
                     self._add_result(f"{home.__name__}.{name}", found)
 
-    def _follow_function(self, name: str, shown: Any) -> None:
+    def _follow_function(self, name: str, shown: Any, home: type | None = None) -> None:
         function = inspect.unwrap(shown)
         if isinstance(function, FunctionType) and function.__module__.startswith("dsexplore"):
             if "return" in function.__annotations__:
                 self._add_result(name, self._read(function.__annotations__["return"], function.__module__))
-            for parameter, annotation in self._parameters(function).items():
+            for parameter, annotation in self._parameters(function, home).items():
                 self.parameters[f"{name}({parameter})"] = annotation
 
-    def _parameters(self, shown: Any) -> dict[str, Any]:
-        """Return the types of a function's parameters, but not of ``*args`` and ``**options``."""
+    def _parameters(self, shown: Any, home: type | None = None) -> dict[str, Any]:
+        """Return the types of a function's parameters, but not of ``*args`` and ``**options``.
+
+        Those of a dataclass's ``__init__`` are fields, which are read in the module of the class that declares them.
+        """
         function = inspect.unwrap(shown)
         code = function.__code__
         named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return {
-            name: self._read(annotation, function.__module__)
+            name: self._read(
+                annotation,
+                declared_in(name, home)
+                if function.__name__ == "__init__" and home is not None and is_dataclass(home)
+                else function.__module__,
+            )
             for name, annotation in function.__annotations__.items()
             if name in named
         }
@@ -158,10 +165,9 @@ def function_of(value: Any) -> Callable[..., Any] | None:
     return value if isinstance(value, FunctionType) else None
 
 
-def is_generated(function: Callable[..., Any]) -> bool:
-    """Return True for the ``__init__`` of a dataclass, whose parameters are the fields, read where they stand."""
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_filename == "<string>"
+def declared_in(field: str, home: type) -> str:
+    """Return the module of the class that declares a field; that of `home` where none does."""
+    return next((each for each in home.__mro__ if field in vars(each).get("__annotations__", {})), home).__module__
 
 
 @pytest.fixture(scope="module")
