@@ -117,6 +117,20 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'' if len(runs) == len(runs[0]) == 1 else 's'} {', '.join(shown)}"
 
 
+def format_ranges(numbers: Iterable[int], most: int = 6) -> str:
+    """Return numbers as ranges: ``[0, 1, 2, 5, 7, 8]`` → ``"0–2, 5, 7–8"``; beyond ``most``, some become ``…``."""
+    pieces: list[list[int]] = []
+    for number in sorted(numbers):
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1][1] = number
+        else:
+            pieces.append([number, number])
+    written = [str(a) if a == b else f"{a}–{b}" for a, b in pieces]
+    if len(written) <= most:
+        return ", ".join(written)
+    return ", ".join([*written[: most - 1], "…", written[-1]])
+
+
 def parse_size(text: str | int) -> int:
     """Parse a size, ``"1GiB"``, ``"4k"``, ``"512"`` or a number of bytes, and return bytes.
 

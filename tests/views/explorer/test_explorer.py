@@ -413,13 +413,13 @@ def test_an_empty_trace_and_one_without_modules(trace: Trace) -> None:
 
 def test_folded_sums_are_those_of_the_members(trace: Trace) -> None:
     codes = EventCodes(trace.tables)
-    rows = FoldedRows(codes.tree, codes.folding)
+    rows = FoldedRows(codes.tree, codes.folds)
     plain = codes.columns(codes.sums(codes.mask({"op": "all_gather"}))).axes
     folded = rows.sums(plain)
     for row in range(len(codes.tree)):
-        assert row in rows.members(rows.shown(row))
+        assert row in codes.folds.members(rows.shown(row))
         if rows.shown(row) == row:
-            assert np.array_equal(folded[:, row], plain[:, rows.members(row)].sum(axis=1))
+            assert np.array_equal(folded[:, row], plain[:, codes.folds.members(row)].sum(axis=1))
 
 
 def test_the_static_view_stands_beside_the_widget(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:

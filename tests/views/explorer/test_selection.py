@@ -15,7 +15,7 @@ import pytest
 
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.views.trace import tally
+from dsexplore._internal.views.trace.rank_flows import Flows, between_ranks
 
 STEP = (
     ("forward", "FSDP pre_forward", "all_gather"),
@@ -129,7 +129,7 @@ def test_what_is_picked_of_two_plans_is_two_traces_and_their_sum(traces: ModuleT
 def test_a_mark_between_ranks_selects_the_events_whose_bytes_it_draws(traces: ModuleType, figure: str) -> None:
     trace = traces.timed(4, 2)
     explorer = trace.explore(figure=figure)
-    found = tally.between_ranks(trace.tables, 8)
+    found = between_ranks(trace.tables, 8)
     drawn = explorer.widget.spec["data"][0]
     if figure == "ranks":
         marks = {(row, column): value for (row, column), value in _cells(found).items() if value}
@@ -140,7 +140,7 @@ def test_a_mark_between_ranks_selects_the_events_whose_bytes_it_draws(traces: Mo
     assert len(marks) > 3
     for index, value in marks.items():
         send(explorer, type="click", kind=kind, index=list(index))
-        chosen = tally.between_ranks(explorer.selection.tables, 8)
+        chosen = between_ranks(explorer.selection.tables, 8)
         shared = _shared(chosen, *_ends(explorer))
         assert shared == pytest.approx(value)
     whole = explorer.widget.status
@@ -148,7 +148,7 @@ def test_a_mark_between_ranks_selects_the_events_whose_bytes_it_draws(traces: Mo
     assert explorer.widget.status == whole, "what is no mark picks nothing"
 
 
-def _cells(found: tally.Flows) -> dict[tuple[int, int], float]:
+def _cells(found: Flows) -> dict[tuple[int, int], float]:
     many = [len(ranks) for ranks in found.receivers]
     return {(i, j): value * many[j] for i, row in enumerate(found.bytes.tolist()) for j, value in enumerate(row)}
 
@@ -164,7 +164,7 @@ def _numbers(text: str) -> list[int]:
     return [number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)]
 
 
-def _shared(found: tally.Flows, senders: list[int], receivers: list[int]) -> float:
+def _shared(found: Flows, senders: list[int], receivers: list[int]) -> float:
     return sum(
         float(found.bytes[found.senders.index(sender), j]) * len(set(ranks) & set(receivers))
         for sender in senders

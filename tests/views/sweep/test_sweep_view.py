@@ -17,7 +17,7 @@ from dsexplore._internal.aio.sweeps.measurements import Conditions
 from dsexplore._internal.aio.sweeps.reference_rates import Reference
 from dsexplore._internal.aio.sweeps.rounds import RoundSlice
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.views.page.theme import heat
+from dsexplore._internal.views.page.style import heat
 from dsexplore._internal.views.sweep.sweep_points import cells, directions, limit_of, points
 from dsexplore._internal.views.sweep.sweep_view import SweepView
 from dsexplore.aio import AioConfig, SweepResult

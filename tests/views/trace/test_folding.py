@@ -1,6 +1,6 @@
 """Folding: which siblings are one row, and how their numbers are written.
 
-Modules: ``views/trace/module_tree.py``, ``views/trace/event_codes.py``.
+Modules: ``views/trace/folding.py``, ``views/trace/event_codes.py``, ``units.py``.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_ranges
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.module_tree import ranges
 
 
 def labels(trace: Trace) -> list[str]:
     codes = EventCodes(trace.tables)
-    return [fold.label for fold in codes.folding.children(codes.tree.names.index("Net.layers"))]
+    return [fold.label for fold in codes.folds.children(codes.tree.names.index("Net.layers"))]
 
 
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 200), min_size=1, max_size=60))
 def test_ranges_hold_exactly_the_numbers(numbers: set[int]) -> None:
-    written = ranges(sorted(numbers), most=1000)
+    written = format_ranges(sorted(numbers), most=1000)
     found: set[int] = set()
     for piece in written.split(", "):
         first, _, last = piece.partition("–")
@@ -35,9 +35,9 @@ def test_ranges_hold_exactly_the_numbers(numbers: set[int]) -> None:
 
 
 def test_ranges_are_joined_and_of_many_the_middle_is_left_out() -> None:
-    assert ranges([5, 0, 1, 2, 7, 8]) == "0–2, 5, 7–8"
-    assert ranges(list(range(0, 12, 2))) == "0, 2, 4, 6, 8, 10"
-    assert ranges(list(range(0, 14, 2))) == "0, 2, 4, 6, 8, …, 12"
+    assert format_ranges([5, 0, 1, 2, 7, 8]) == "0–2, 5, 7–8"
+    assert format_ranges(list(range(0, 12, 2))) == "0, 2, 4, 6, 8, 10"
+    assert format_ranges(list(range(0, 14, 2))) == "0, 2, 4, 6, 8, …, 12"
 
 
 @pytest.mark.parametrize(

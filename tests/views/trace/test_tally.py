@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import ModuleType
 
-from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.views.trace import tally
 from dsexplore._internal.views.trace.event_codes import EventCodes
@@ -29,27 +28,6 @@ def test_many_places_end_in_all_others(traces: ModuleType) -> None:
     assert len(grid.rows) == 16
     assert grid.rows[-1] == OTHERS
     assert grid.values.sum() == 26 * 6144
-
-
-def test_wire_bytes_are_shared_among_peers_and_equal_peers_joined(traces: ModuleType) -> None:
-    found = tally.between_ranks(traces.layered(2).tables)
-    assert (found.senders, found.receivers, found.hidden) == ([0], [[1, 2, 3], [4]], 0)
-    grid = found.grid()
-    assert grid.rows == ["rank 0"]
-    assert grid.columns == ["1–3, each", "4"]
-    all_reduce_and_scatter = 2 * (6144 + 3072) / 3
-    assert grid.values.tolist() == [[all_reduce_and_scatter, 2 * 4096]]
-
-
-def test_a_message_to_one_rank_is_all_that_peer_s(traces: ModuleType) -> None:
-    rows = [traces.event("Net", 0, op="send", peer=2, message_bytes=100, wire_bytes=100), traces.event("Net", 1)]
-    found = tally.between_ranks(replace(traces.layered(2).tables, events=traces.frame("events", rows)))
-    assert (found.receivers, found.bytes.tolist()) == ([[1, 3], [2]], [[2048, 2148]])
-
-
-def test_nobody_talks_in_an_empty_trace() -> None:
-    grid = tally.between_ranks(Tables(info=TraceInfo(world_size=16_384))).grid()
-    assert (grid.rows, grid.columns, grid.values.shape) == ([], [], (0, 0))
 
 
 def test_sizes_are_powers_of_two_and_nothing_is_lost(traces: ModuleType) -> None:
@@ -104,23 +82,8 @@ def test_every_power_of_two_begins_a_range_of_its_own(traces: ModuleType) -> Non
     assert found == {2: 1, **{2**power: 2 for power in range(2, 47)}, 2**47: 1}
 
 
-def test_senders_and_receivers_beyond_the_most_are_counted(traces: ModuleType) -> None:
-    tables = traces.timed(ranks=2).tables
-    found = tally.between_ranks(tables, senders=1, receivers=1)
-    assert (found.senders, found.bytes.shape) == ([0], (1, 1))
-    assert found.hidden == 1 + len(tally.between_ranks(tables, senders=1).receivers) - 1
-
-
 def test_no_rows_give_empty_tables() -> None:
     events = Tables().events
     assert places(Trace()).values.shape == (0, 0)
     for count in (tally.op_by_phase, tally.message_sizes, tally.bus_bandwidth):
         assert count(events).is_empty()
-
-
-def test_what_start_up_sends_is_no_talk_of_the_step(traces: ModuleType) -> None:
-    rows = [traces.event("Net", 0, phase="start-up", wire_bytes=10**6), traces.event("Net", 1, wire_bytes=300)]
-    found = tally.between_ranks(replace(traces.layered(2).tables, events=traces.frame("events", rows)))
-    assert found.bytes.tolist() == [[100]]
-    assert found.grid().columns == ["1–3, each"]
-    assert tally.between_ranks(traces.layered(2).tables, size="message_bytes").bytes.sum() != 0

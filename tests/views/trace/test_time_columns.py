@@ -20,8 +20,8 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_seconds
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.module_tree import Fold
-from dsexplore._internal.views.trace.time_columns import StoodFor, step_seconds, time_columns
+from dsexplore._internal.views.trace.folding import Fold
+from dsexplore._internal.views.trace.time_columns import step_seconds, time_columns
 
 
 def trace_of(width: int) -> Trace:
@@ -63,17 +63,15 @@ def test_seconds_of_a_module_hold_those_inside_it(trace: Trace, prediction: Pred
 def test_a_folded_line_sums_modules_that_take_different_times(trace: Trace, prediction: Prediction) -> None:
     codes = EventCodes(trace.tables)
     exposed = time_columns(codes.tree, prediction)[2].seconds
-    stood_for = StoodFor()
-    folds = stood_for.roots(codes.folding.roots())
     seen: dict[int, int] = {}
 
     def walk(folds: list[Fold]) -> None:
         for fold in folds:
-            for row in stood_for.rows(fold):
+            for row in codes.folds.members(fold.first):
                 seen[row] = seen.get(row, 0) + 1
-            walk(stood_for.children(fold.first, codes.folding.children(fold.first)))
+            walk(codes.folds.children(fold.first))
 
-    walk(folds)
+    walk(codes.folds.roots())
     assert set(seen) == set(range(len(codes.tree)))
     assert set(seen.values()) == {1}
     layers = [codes.tree.row_of[f"Sequential.{number}"] for number in range(6)]

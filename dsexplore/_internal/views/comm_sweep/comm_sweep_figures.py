@@ -10,7 +10,8 @@ from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepPoint
 from dsexplore._internal.cost.collectives.calibrate import Calibration
 from dsexplore._internal.cost.collectives.collective_duration import collective_time
 from dsexplore._internal.units import format_bytes
-from dsexplore._internal.views.page.theme import DASHES, INK, SHADE, op_mark, themed
+from dsexplore._internal.views.page.charts import DASHES, themed
+from dsexplore._internal.views.page.theme import INK, SHADE, op_mark
 
 KINDS = ("busbw", "algbw", "time")
 """Quantities that a figure can show by message size."""

@@ -8,8 +8,9 @@ from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshC
 from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar, why_wide
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
 from dsexplore._internal.views.page.still_figure import still_figure
-from dsexplore._internal.views.page.theme import ALARM, GREY, LEGEND_ABOVE, SHADE, themed
+from dsexplore._internal.views.page.theme import ALARM, GREY, SHADE
 from dsexplore._internal.views.view import PlottedView
 
 HEAD = ("mesh", "", "step", "low to high", "widest part", "compute", "exposed", "idle", "memory")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.module_tree import Fold
-from dsexplore._internal.views.trace.time_columns import StoodFor, with_inside
+from dsexplore._internal.views.trace.folding import Fold
+from dsexplore._internal.views.trace.time_columns import with_inside
 
 PARTS = ("compute", "exposed", "idle", "communication")
 """Kinds of seconds in a row."""
@@ -32,19 +32,17 @@ def module_seconds(prediction: Prediction) -> list[ModuleRow]:
     """Return the rows with any time, parents before children; what runs outside all modules is last."""
     codes, frame = EventCodes(prediction.tables), prediction.by_module()
     seconds = {name: with_inside(codes.tree, frame, name) for name in PARTS}
-    stood_for = StoodFor()
 
     def inside(folds: list[Fold], depth: int, times: int) -> Iterator[tuple[Fold, int, int, dict[str, float]]]:
         for fold in folds:
-            held = stood_for.rows(fold)
+            held = codes.folds.members(fold.first)
             parts = {name: float(of_modules[held].sum()) for name, of_modules in seconds.items()}
             if any(parts.values()):
                 count = times * len(fold.rows)
                 yield fold, depth, count, parts
-                children = stood_for.children(fold.first, codes.folding.children(fold.first))
-                yield from inside(children, depth + 1, count)
+                yield from inside(codes.folds.children(fold.first), depth + 1, count)
 
-    rows = list(inside(stood_for.roots(codes.folding.roots()), 0, 1))
+    rows = list(inside(codes.folds.roots(), 0, 1))
     roots = codes.tree.roots
     outside = {name: float(frame[name].sum() - seconds[name][roots].sum()) for name in PARTS}
     if max(outside.values()) > 1e-9 * max(1e-9, float(frame["compute"].sum())):

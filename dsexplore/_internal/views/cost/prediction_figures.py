@@ -14,7 +14,8 @@ from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import LEGEND_ABOVE, MEMORY, themed
+from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
+from dsexplore._internal.views.page.theme import MEMORY
 from dsexplore._internal.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
 from dsexplore._internal.views.timeline.timeline_state import TimelineState
 from dsexplore._internal.views.trace.figure_spec import finished

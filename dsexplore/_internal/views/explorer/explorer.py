@@ -23,7 +23,7 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.views.explorer import map_panel, timeline_panel
 from dsexplore._internal.views.explorer.drawing import Drawing
-from dsexplore._internal.views.explorer.figure_panel import TITLES, FigurePanel
+from dsexplore._internal.views.explorer.figure_panel import FigurePanel
 from dsexplore._internal.views.explorer.filters import FACETS, check_filters, known_names, menus
 from dsexplore._internal.views.explorer.map_panel import MapPanel
 from dsexplore._internal.views.explorer.module_rows import ModuleRows, rows_of
@@ -117,7 +117,7 @@ class Explorer(LiveView):
         self.widget = ExplorerWidget(
             on_event=self._on_event,
             lists=menus(self._codes),
-            kinds=[[kind, TITLES[kind]] for kind in KINDS],
+            kinds=[[kind, drawn.title] for kind, drawn in KINDS.items()],
             kind=figure,
             sizes=sizes,
             height=height,

@@ -13,10 +13,10 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.near_names import did_you_mean
 from dsexplore._internal.trace.select import check_module, check_value
 from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.units import format_ranges
 from dsexplore._internal.views.explorer.selection import Filters
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.trace.event_codes import EventCodes, Matched
-from dsexplore._internal.views.trace.module_tree import ranges
 from dsexplore._internal.views.trace.pivot import Mask, PivotSums
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
@@ -176,7 +176,7 @@ def _ranks_of_groups(codes: EventCodes) -> dict[object, str]:
     """Return {group: its axis and ranks}, which tell people more than the group's name."""
     groups = codes.tables.groups.select("group", "axis", "ranks")
     return {
-        group: " ".join([*([html.plain(axis, 20)] if axis else []), f"ranks {ranges(list(ranks), 3)}"])
+        group: " ".join([*([html.plain(axis, 20)] if axis else []), f"ranks {format_ranges(ranks, 3)}"])
         for group, axis, ranks in groups.iter_rows()
         if ranks is not None and len(ranks)
     }

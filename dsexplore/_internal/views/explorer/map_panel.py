@@ -18,10 +18,10 @@ from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace import measured_time
 from dsexplore._internal.trace.schema import NO_AXIS
+from dsexplore._internal.units import format_ranges
 from dsexplore._internal.views.explorer.selection import Pick
 from dsexplore._internal.views.trace.event_codes import EventCodes
 from dsexplore._internal.views.trace.event_lines import EventLines, event_lines
-from dsexplore._internal.views.trace.module_tree import ranges
 from dsexplore._internal.views.trace.pivot import Codes, Mask
 from dsexplore._internal.views.trace.pivot import Sizes as Bytes
 from dsexplore._internal.views.world_map.world_map_figure import node_boxes
@@ -206,7 +206,7 @@ class MapPanel:
             if not 0 <= rank < world.world_size:
                 raise UsageError(f"talks_to({rank}): ranks are 0 to {world.world_size - 1}")
         flows = flows_with(self._codes.tables, self._flows.rows, ranks)
-        name = f"ranks {ranges(list(ranks), 3)}" if len(ranks) > 1 else f"rank {ranks[0]}"
+        name = f"ranks {format_ranges(ranks, 3)}" if len(ranks) > 1 else f"rank {ranks[0]}"
         return Pick(self._of(flows), f"{name} on the map", ranks=ranks)
 
     def over(self, axis: str, level: str) -> Pick:

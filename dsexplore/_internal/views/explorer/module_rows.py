@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.theme import axis_number
 from dsexplore._internal.views.trace.byte_sizes import signed
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.module_tree import OTHER_AXES, Folding, ModuleTree, ranges
+from dsexplore._internal.views.trace.folding import Folds
+from dsexplore._internal.views.trace.module_tree import OTHER_AXES, ModuleTree
 from dsexplore._internal.views.trace.pivot import Sizes
 from dsexplore._internal.views.trace.time_columns import TimeColumn, measured_columns
 from dsexplore._internal.views.widgets.part_widgets import TreeWidget
@@ -28,51 +28,28 @@ class FoldedRows:
     The first of the identical modules, with all rows inside it, stands for the others.
     """
 
-    def __init__(self, tree: ModuleTree, folding: Folding) -> None:
+    def __init__(self, tree: ModuleTree, folds: Folds) -> None:
         self._tree = tree
-        self._folding = folding
-
-    @cached_property
-    def folds(self) -> list[tuple[int, ...]]:
-        """Rows of identical modules that are shown as one, parents before children."""
-        folding, tree = self._folding, self._tree
-        groups = [folding.roots(), *(folding.children(row) for row in range(len(tree)) if tree.ends[row] > row + 1)]
-        return [fold.rows for group in groups for fold in group if len(fold.rows) > 1]
-
-    @cached_property
-    def _fold_of(self) -> dict[int, tuple[int, ...]]:
-        """{first row of a fold: all its rows}."""
-        return {rows[0]: rows for rows in self.folds}
+        parents = [-1, *(row for row in range(len(tree)) if tree.ends[row] > row + 1)]
+        self.folds = [fold for row in parents for fold in folds.children(row) if len(fold.rows) > 1]
+        """Rows that stand for several modules, parents before children."""
 
     def sums(self, columns: Sizes) -> Sizes:
         """Return the (columns, modules) numbers with each fold's sum in its first row and in the rows inside that."""
         folded = columns.copy()
-        for rows in reversed(self.folds):
-            length = int(self._tree.ends[rows[0]]) - rows[0]
-            folded[:, rows[0] : rows[0] + length] = sum(folded[:, row : row + length] for row in rows)
+        for fold in reversed(self.folds):
+            length = int(self._tree.ends[fold.first]) - fold.first
+            inside = slice(fold.first, fold.first + length)
+            folded[:, inside] = sum(folded[:, row : row + length] for row in fold.rows)
         return folded
-
-    def members(self, row: int) -> list[int]:
-        """Return all rows that a row stands for, including itself."""
-        members, ancestor = [row], row
-        while ancestor >= 0:
-            rows = self._fold_of.get(ancestor, (ancestor,))
-            members = [member - ancestor + other for member in members for other in rows]
-            ancestor = int(self._tree.parents[ancestor])
-        return sorted(members)
 
     def shown(self, row: int) -> int:
         """Return the row that stands for this one."""
-        for rows in self.folds:
-            for other in rows[1:]:
+        for fold in self.folds:
+            for other in fold.rows[1:]:
                 if other <= row < self._tree.ends[other]:
-                    row = row - other + rows[0]
+                    row = row - other + fold.first
         return row
-
-    def label(self, row: int) -> str:
-        """Return a row's name without its parent's; ``[0–2, 4]`` if it is the first of several."""
-        rows = self._fold_of.get(row)
-        return f"[{ranges([int(self._tree.labels[other]) for other in rows])}]" if rows else self._tree.labels[row]
 
 
 _LONGEST_LABEL = 2000
@@ -83,20 +60,20 @@ class ModuleRows:
 
     def __init__(self, codes: EventCodes, widget: TreeWidget, predicted: Sequence[TimeColumn] = ()) -> None:
         self._codes, self._predicted = codes, predicted
-        self._folded = FoldedRows(codes.tree, codes.folding)
+        self._folded = FoldedRows(codes.tree, codes.folds)
         self.widget = widget
 
     def members(self, row: int, folding: bool) -> list[int]:
         """Return the rows of all modules that a row stands for; none for a negative row."""
         if row < 0:
             return []
-        return self._folded.members(row) if folding else [row]
+        return self._codes.folds.members(row) if folding else [row]
 
     def title(self, row: int, folding: bool) -> str:
         """Return the name of a row: ``Net.layers.[0–30].up ×31`` if it stands for several modules."""
         tree, parts, at = self._codes.tree, [], row
         while at >= 0:
-            parts.append(self._folded.label(at) if folding else tree.labels[at])
+            parts.append(self._codes.folds.label(at) if folding else tree.labels[at])
             at = int(tree.parents[at])
         many = len(self.members(row, folding))
         return ".".join(reversed(parts)) + (f" ×{many}" if many > 1 else "")
@@ -128,17 +105,17 @@ class ModuleRows:
 
 def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str, Any]:
     """Return the traits of a `TreeWidget` that shows these modules."""
-    tree, folded = codes.tree, FoldedRows(codes.tree, codes.folding)
+    tree, folds = codes.tree, FoldedRows(codes.tree, codes.folds).folds
     types = sorted(set(tree.types))
     hidden = np.zeros(len(tree), np.int32)
-    for rows in folded.folds:
-        hidden[list(rows[1:])] = 1
+    for fold in folds:
+        hidden[list(fold.rows[1:])] = 1
     index = {name: i for i, name in enumerate(types)}
     columns = [tree.parents, tree.ends, np.array([index[name] for name in tree.types]), hidden]
     return {
         "labels": [html.printable(label)[:_LONGEST_LABEL] for label in tree.labels],
         "types": [html.printable(name)[:200] for name in types],
-        "folded": {str(rows[0]): [folded.label(rows[0]), list(rows)] for rows in folded.folds},
+        "folded": {str(fold.first): [fold.label, list(fold.rows)] for fold in folds},
         "notes": _placements(codes),
         "titles": _titles(codes, predicted),
         "axes": [axis_number(axis) for axis in tree.axes],

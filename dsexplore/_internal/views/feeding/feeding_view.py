@@ -6,7 +6,8 @@ from typing import Any
 
 from dsexplore._internal.aio.data_loaders.feeding_result import FeedingResult
 from dsexplore._internal.units import format_count, format_number, format_seconds
-from dsexplore._internal.views.page.theme import GREY, SHADE, themed
+from dsexplore._internal.views.page.charts import themed
+from dsexplore._internal.views.page.theme import GREY, SHADE
 from dsexplore._internal.views.view import ResultView
 
 

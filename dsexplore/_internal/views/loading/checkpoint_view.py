@@ -7,7 +7,8 @@ from typing import Any
 from dsexplore._internal.aio.checkpoints.checkpoint_result import CheckpointCost
 from dsexplore._internal.units import format_bytes, format_count, format_seconds
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import SHADE, stacked_bars, tint
+from dsexplore._internal.views.page.charts import stacked_bars
+from dsexplore._internal.views.page.theme import SHADE, tint
 from dsexplore._internal.views.view import ResultView
 
 _WIDTH_OF_NAMES = 210

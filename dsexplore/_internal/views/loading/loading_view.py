@@ -7,7 +7,8 @@ from typing import Any
 from dsexplore._internal.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult
 from dsexplore._internal.units import format_bytes, format_count, format_rate, format_seconds
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import GREY, SHADE, stacked_bars, tint
+from dsexplore._internal.views.page.charts import stacked_bars
+from dsexplore._internal.views.page.theme import GREY, SHADE, tint
 from dsexplore._internal.views.view import ResultView
 
 _LIMIT = "the disk alone"

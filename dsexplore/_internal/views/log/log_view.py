@@ -9,7 +9,8 @@ from dsexplore._internal.comm.sweeps.bandwidth import rate_text
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import DASHES, LEGEND_ABOVE, SHADE, op_mark, themed
+from dsexplore._internal.views.page.charts import DASHES, LEGEND_ABOVE, themed
+from dsexplore._internal.views.page.theme import SHADE, op_mark
 from dsexplore._internal.views.view import PlottedView
 
 STYLE = """

@@ -6,7 +6,8 @@ from typing import Any
 
 from dsexplore._internal.aio.offload.offload_cost import OffloadCost
 from dsexplore._internal.units import format_bytes, format_count, format_seconds
-from dsexplore._internal.views.page.theme import GREY, SHADE, stacked_bars, tint
+from dsexplore._internal.views.page.charts import stacked_bars
+from dsexplore._internal.views.page.theme import GREY, SHADE, tint
 from dsexplore._internal.views.view import ResultView
 
 

@@ -5,7 +5,7 @@ Every fragment is
 * complete without JavaScript, kernel or network, and readable as text where a renderer strips the style;
 * safe: names are data, so they are escaped, isolated for writing direction, and shortened if they are very long;
 * equal in every notebook: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
-* light or dark like its surroundings, see `theme`;
+* light or dark like its surroundings, see `style`;
 * legible without color: each color has a letter too;
 * byte for byte the same for the same content, including ids.
 """
@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, repeat
 
-from dsexplore._internal.views.page import theme
+from dsexplore._internal.views.page import style, theme
 
 LONGEST_NAME = 160
 """Number of characters of a name that are shown; the middle of a longer one is cut out."""
@@ -29,52 +29,6 @@ _LONG_NAME = re.compile(r"\w{32,}")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _AFTER_UNDERSCORES = re.compile(r"(?<=\w)_(?=\w)")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
-STYLE = """
-.dsx{color:var(--dsx-fg);background:var(--dsx-bg);font:var(--dsx-size)/1.45 var(--dsx-font);max-width:100%;
-text-align:left}
-.dsx p,.dsx.dsx h2{margin:.3em 0;font-size:inherit;overflow-wrap:break-word}
-.dsx.dsx h2{font-weight:600}
-.dsx .dim{color:var(--dsx-dim)}
-.dsx.dsx .verdict{font-weight:600;font-size:calc(var(--dsx-size)*15/13);max-width:1000px;overflow-wrap:anywhere}
-.dsx .verdict .to{font-weight:400}
-.dsx .how>summary{display:inline-block;min-width:1.5em;text-align:center;border:1px solid var(--dsx-dim);
-border-radius:1em}
-.dsx .how>summary::-webkit-details-marker{display:none}
-.dsx .scroll{overflow-x:auto;max-width:100%}
-.dsx .scroll::-webkit-scrollbar{height:9px}
-.dsx .scroll::-webkit-scrollbar-thumb{background:var(--dsx-dim);border-radius:5px;forced-color-adjust:none}
-.dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:var(--dsx-small);background:none;color:inherit;
-padding:0}
-.dsx summary{cursor:pointer}
-.dsx.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:var(--dsx-small);width:auto;border:0;
-table-layout:auto}
-.dsx.dsx th,.dsx.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
-background:none;color:inherit;white-space:nowrap}
-.dsx.dsx th{font-weight:600}
-.dsx.dsx.dsx thead :is(th,td){border-bottom:1px solid var(--dsx-line)}
-.dsx.dsx.dsx .l{text-align:left}
-.dsx.dsx .w{white-space:normal;overflow-wrap:break-word;min-width:8em}
-.dsx.dsx.dsx tbody tr{background:none}
-.dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
-.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:var(--dsx-tiny);
-forced-color-adjust:none}
-.dsx .times,.dsx .tag{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:var(--dsx-tiny)}
-.dsx .tag{border:1px dashed currentColor;padding:0 3px}
-.dsx .bar{display:flex;height:calc(var(--dsx-size)*16/13);min-width:2px}
-.dsx .bar span{overflow:hidden;text-align:center;font-size:var(--dsx-tiny);line-height:calc(var(--dsx-size)*16/13);
-min-width:1px}
-.dsx .scale span{display:inline-flex;vertical-align:-2px;margin:0 6px}
-.dsx .scale span span{width:14px;height:12px;margin:0}
-.dsx.dsx .bars{width:100%}
-.dsx .stacks{container-type:inline-size}
-@container (max-width:520px){.dsx.dsx .stacks :is(table,tbody,tr,td){display:block}
-.dsx.dsx .stacks thead{display:none}
-.dsx.dsx .stacks td{text-align:left;white-space:normal}
-.dsx.dsx .stacks td:first-child{font-weight:600}
-.dsx.dsx .stacks td+td::before{content:attr(data-of) ": ";color:var(--dsx-dim)}}
-.dsx.dsx .bars td.track{width:42%;min-width:160px}
-"""
 
 
 def escape(text: object, longest: int = LONGEST_NAME) -> str:
@@ -204,9 +158,9 @@ def with_unique_ids(page: str, ids: Iterable[str]) -> str:
     return renamed
 
 
-def fragment(body: str, style: str = "") -> str:
+def fragment(body: str, more_style: str = "") -> str:
     """Return the root element of a view, with the theme, the style of all views and the view's own style."""
-    return f'<div class="dsx"><style>{_squeeze(theme.VARIABLES + STYLE + style)}</style>{body}</div>'
+    return f'<div class="dsx"><style>{_squeeze(style.VARIABLES + style.BASE + more_style)}</style>{body}</div>'
 
 
 def table(

@@ -1,8 +1,7 @@
-"""The theme, in one place: colors, fonts, the marks of phases, ops and memory, and the look of plotly's figures.
+"""The colors of all views, and the marks of mesh axes, phases, ops and memory.
 
-Light or dark follows the surroundings: JupyterLab's variables, else VS Code's, else the page's color scheme. Colors
-stand for one thing each: a mesh axis has one by its name, bytes and time are shades of one hue, what is lost is in the
-color of an alarm, and all else is muted. Color-blind readers can tell those side by side apart, which the tests
+Colors stand for one thing each: a mesh axis has one by its name, bytes and time are shades of one hue, what is lost is
+in the color of an alarm, and all else is muted. Color-blind readers can tell those side by side apart, which the tests
 compute; letters say the same.
 """
 
@@ -10,9 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from dsexplore._internal.trace.schema import NO_AXIS
 
@@ -29,28 +26,6 @@ SERIES = ("#6364a1", "#94876b", "#776b73", "#758ca3", "#826358", "#b07d3d", "#28
 All stand out, by 3:1, on light and on dark lanes, so they are of nearly one lightness and differ in hue."""
 INK = "#767676"
 """Color of text in figures, legible on white and on black."""
-CLEAR = "rgba(0,0,0,0)"
-
-VARIABLES = f"""
-.dsx,.dsx-tree,.dsx-explorer,.dsx-plot,.dsx-timeline,.dsx-state{{
---dsx-fg:var(--jp-content-font-color1,var(--vscode-editor-foreground,CanvasText));
---dsx-bg:var(--jp-layout-color0,var(--vscode-editor-background,Canvas));
---dsx-line:color-mix(in srgb,var(--dsx-fg) 22%,transparent);
---dsx-dim:color-mix(in srgb,var(--dsx-fg) 68%,var(--dsx-bg));
---dsx-shade:color-mix(in srgb,var(--dsx-fg) 6%,transparent);
---dsx-link:var(--jp-content-link-color,var(--vscode-textLink-foreground,LinkText));
---dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,{SHADE}));
---dsx-font:var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
---dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace));
---dsx-size:calc(var(--jp-content-font-size1,var(--dsx-page,14px))*13/14);
---dsx-small:calc(var(--dsx-size)*12/13);--dsx-tiny:calc(var(--dsx-size)*11/13)}}
-:is(.dsx,.dsx-tree,.dsx-explorer) *{{box-sizing:border-box}}
-:is(.dsx,.dsx-tree,.dsx-explorer) :focus-visible{{outline:2px solid var(--dsx-focus);outline-offset:-2px}}
-"""
-"""CSS of static views and widgets: the variables that their other rules use, and rules for all their elements.
-
-Text is as large as JupyterLab's content, 13 pixels where JupyterLab sets 14; a standalone page uses the browser's size.
-"""
 
 
 @dataclass(frozen=True)
@@ -148,17 +123,6 @@ MEMORY: dict[str, Mark] = {
 """Marks of the uses of a rank's memory, in shades of the hue of bytes."""
 
 
-AXIS_STYLE = """
-:is(.dsx,.dsx-tree) .thin{display:flex;height:9px;margin-top:5px;background:var(--dsx-shade)}
-:is(.dsx,.dsx-tree) .thin i{min-width:1px}
-""" + "".join(f":is(.dsx,.dsx-tree) .a{i}{{{Mark('', *colors).css}}}\n" for i, colors in enumerate(AXES))
-"""CSS of the thin bars in the rows of a tree, and of the parts of every bar by axis."""
-
-
-HEAT_STYLE = f":is(.dsx-grid,.dsx-scale){{--dsx-heat:{SHADE}}}\n"
-"""CSS of the hue of a widget's heatmap, which is mixed with the page's color."""
-
-
 @dataclass(frozen=True)
 class OpMark:
     """Color and marker of one op, as plotly names them."""
@@ -178,24 +142,6 @@ _OPS = {
     "scatter": OpMark(SERIES[7], "triangle-down"),
 }
 
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-"""Dash styles of a figure's lines, in order of use."""
-
-FIGURE: dict[str, Any] = {
-    "paper_bgcolor": CLEAR,
-    "plot_bgcolor": CLEAR,
-    "font": {"color": INK, "size": 12},
-    "modebar": {"bgcolor": CLEAR, "color": INK},
-}
-"""Layout that all figures share, as plotly's JSON: no background, legible ink."""
-AXIS: dict[str, Any] = {
-    "gridcolor": "rgba(128,128,128,0.25)",
-    "zerolinecolor": "rgba(128,128,128,0.4)",
-    "automargin": True,
-}
-"""Settings that all axes share: lines that are visible on white and on black, and space for the labels."""
-LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
-
 
 def phase_mark(phase: str) -> Mark:
     """Return the mark of a phase; an unknown phase gets that of ``other``."""
@@ -207,50 +153,7 @@ def op_mark(op: str) -> OpMark:
     return _OPS.get(op, OpMark(GREY, "cross"))
 
 
-def heat(percent: int) -> str:
-    """Return the CSS of a heatmap's cell, from 0 (the paper's) to 100."""
-    return f"background:color-mix(in srgb,{SHADE} {percent}%,transparent)"
-
-
-def color_scale(least: float = 0.04) -> list[list[Any]]:
-    """Return plotly's color scale of bytes, times and rates; ``least``: opacity at its beginning."""
-    return [[0.0, tint(SHADE, least)], [1.0, SHADE]]
-
-
 def tint(color: str, share: float) -> str:
     """Return a color of this module with opacity ``share``, in plotly's notation."""
     red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{share})"
-
-
-def themed(figure: Any, **layout: Any) -> Any:
-    """Apply this theme to a ``plotly.graph_objects.Figure`` and return it.
-
-    Args:
-        figure: the figure, which is changed in place.
-        layout: further layout of this figure.
-    """
-    figure.update_layout(template="none", **FIGURE, **layout)
-    figure.update_xaxes(**AXIS)
-    return figure.update_yaxes(**AXIS)
-
-
-def stacked_bars(names: list[str], series: Iterable[tuple[str, list[float], str]], title: str, left: int) -> Any:
-    """Return a plotly figure of horizontal bars in seconds, from top to bottom.
-
-    Args:
-        names: of the bars.
-        series: (name, seconds in each bar, color) of their parts, from left to right.
-        title: of the axis.
-        left: pixels that the names need.
-    """
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
-    for name, values, color in series:
-        hover = f"%{{y}}<br>%{{x:.3g}} s {name}<extra></extra>"
-        figure.add_bar(orientation="h", x=values, y=names, name=name, marker={"color": color}, hovertemplate=hover)
-    figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title=title, rangemode="tozero")
-    figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
-    return themed(figure, height=110 + 28 * len(names), margin={"l": left, "r": 40, "t": 50, "b": 50})

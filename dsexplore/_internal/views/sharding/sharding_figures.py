@@ -15,7 +15,8 @@ from dsexplore._internal.sharding.rank_groups import RankGroup
 from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.units import format_bytes, parse_size
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import AXES, INK, LEGEND_ABOVE, MEMORY, axis_number, themed, tint
+from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
+from dsexplore._internal.views.page.theme import AXES, INK, MEMORY, axis_number, tint
 from dsexplore._internal.views.sharding.block_titles import Titles
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore._internal.views.sharding.shard_blocks import Panel, Picture, ShardBlock, axis_cuts, boundaries, picture

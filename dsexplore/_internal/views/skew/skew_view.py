@@ -11,7 +11,8 @@ import polars as pl
 from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.units import format_count, format_seconds
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import ALARM, LEGEND_ABOVE, SHADE, WAITING, themed
+from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
+from dsexplore._internal.views.page.theme import ALARM, SHADE, WAITING
 from dsexplore._internal.views.timeline.timeline_drawing import TICKS_STYLE, axis_html
 from dsexplore._internal.views.timeline.timeline_text import round_numbers
 from dsexplore._internal.views.view import View

@@ -6,7 +6,8 @@ from typing import Any
 
 from dsexplore._internal.aio.sustained_result import SustainedWrites
 from dsexplore._internal.units import format_bytes
-from dsexplore._internal.views.page.theme import SHADE, themed
+from dsexplore._internal.views.page.charts import themed
+from dsexplore._internal.views.page.theme import SHADE
 from dsexplore._internal.views.view import ResultView
 
 

@@ -18,7 +18,6 @@ Sizes = npt.NDArray[np.float64]
 WIRE, MESSAGE = "wire", "message"
 COLUMNS = {WIRE: "wire_bytes", MESSAGE: "message_bytes"}
 """{value of ``sizes``: column of the events that is summed}."""
-KIND_OF = {column: sizes for sizes, column in COLUMNS.items()}
 WORDS = {
     WIRE: "wire bytes, the least that a rank must send",
     MESSAGE: "message bytes, the whole buffer of each collective",
@@ -45,15 +44,29 @@ def is_partial(size: float) -> bool:
     return math.copysign(1.0, size) < 0
 
 
+def check_sizes(sizes: str) -> None:
+    """Check a value of ``sizes``.
+
+    Raises:
+        UsageError: it is neither ``"wire"`` nor ``"message"``.
+    """
+    if sizes not in COLUMNS:
+        raise UsageError(f"sizes={sizes!r}: no such sizes; they are {', '.join(map(repr, COLUMNS))}")
+
+
 def column_of(sizes: str) -> str:
     """Return the column of the events that is summed for a value of ``sizes``.
 
     Raises:
-        UsageError: ``sizes`` is neither ``"wire"`` nor ``"message"``.
+        UsageError: no such sizes.
     """
-    if sizes not in COLUMNS:
-        raise UsageError(f"sizes={sizes!r}: no such sizes; they are {', '.join(map(repr, COLUMNS))}")
+    check_sizes(sizes)
     return COLUMNS[sizes]
+
+
+def bytes_summed(tables: Tables, sizes: str) -> str:
+    """Return which bytes are summed over what: ``wire bytes, of rank 0 in one step``."""
+    return f"{sizes} bytes, {summed_over(tables)}"
 
 
 def summed_over(tables: Tables) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +16,16 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import TraceDiff
 from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import ALARM, GREY, SHADE, axis_number
+from dsexplore._internal.views.page.theme import ALARM, GREY, SHADE
 from dsexplore._internal.views.trace import outline
 from dsexplore._internal.views.trace.byte_sizes import column_of
 from dsexplore._internal.views.trace.facets import Facets
-from dsexplore._internal.views.trace.module_tree import OTHER_AXES, Fold, Folds, ModuleTree, module_tree, signatures
+from dsexplore._internal.views.trace.folding import Fold, Folds
+from dsexplore._internal.views.trace.module_tree import OTHER_AXES, ModuleTree, module_tree
 from dsexplore._internal.views.trace.pivot import Sizes
-from dsexplore._internal.views.trace.time_columns import StoodFor, seconds_cell, step_seconds
+from dsexplore._internal.views.trace.time_columns import seconds_cell, step_seconds
 
 _MOST_ROWS = 16
-_NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 _EXACT = 2
 """Number of decimals that sums are rounded to, so that sums of means of equal bytes compare equal."""
 
@@ -82,8 +81,7 @@ class DiffRows:
     ) -> None:
         before, after = diff.before.tables, diff.after.tables
         self._kind = sizes
-        self.anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
-        """{place in the model: id of its row}, for rows that are not drawn yet."""
+        self.anchors = outline.Anchors(anchors)
         joined = Tables(
             events=pl.concat([before.events, after.events]),
             parameters=pl.concat([before.parameters, after.parameters]),
@@ -96,9 +94,8 @@ class DiffRows:
         self._only_in = _only_in(self.tree, before, after)
         row_keys = [(self._changes.get(name, ()), self._only_in[row]) for row, name in enumerate(self.tree.names)]
         self._differs = self.tree.with_children(np.array([any(values) for values in row_keys], np.int64))
-        self._folds = Folds(self.tree, signatures(self.tree, row_keys))
+        self._folds = Folds(self.tree, row_keys)
         self._seconds = [step_seconds(self.tree, prediction) for prediction in predictions]
-        self._stood_for = StoodFor()
         roots = self.tree.roots
         self._top = max(float(side.bytes[roots].sum()) for side in (self._before, self._after)) or 1.0
 
@@ -129,11 +126,11 @@ class DiffRows:
 
     def roots(self) -> list[Fold]:
         """Return the topmost rows in which something differs."""
-        return self._stood_for.roots(self._different(self._folds.roots()))
+        return self._different(self._folds.roots())
 
     def children(self, row: int) -> list[Fold]:
         """Return the rows inside ``row`` in which something differs."""
-        return self._stood_for.children(row, self._different(self._folds.children(row)))
+        return self._different(self._folds.children(row))
 
     def _different(self, folds: list[Fold]) -> list[Fold]:
         return [fold for fold in folds if self._differs[fold.first]]
@@ -144,8 +141,7 @@ class DiffRows:
         a, b = self._before, self._after
         only = self._only_in[row]
         mark = f' <span class="tag">only in {only}</span>' if only else ""
-        anchor = self.anchors.pop(_NUMBERS.sub(".*", tree.names[row]), "") if self.anchors else ""
-        name = outline.label(fold, tree.names[row], tree.types[row], mark, times, anchor)
+        name = outline.label(fold, tree.names[row], tree.types[row], mark, times, self.anchors.take(tree.names[row]))
         counts = float(a.count[row]) * times, float(b.count[row]) * times
         sizes = float(a.bytes[row]) * times, float(b.bytes[row]) * times
         axes = [(float(x) * times, float(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
@@ -154,11 +150,11 @@ class DiffRows:
         same_totals = sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
         return (
             name
-            + _number(sizes[0], format_bytes)
+            + outline.number_cell(sizes[0], format_bytes)
             + outline.cell(self._bars(axes), "spine")
-            + _number(sizes[1], format_bytes)
+            + outline.number_cell(sizes[1], format_bytes)
             + _delta(*sizes, format_bytes, same_totals)
-            + "".join(_number(count, count_text) for count in counts)
+            + "".join(outline.number_cell(count, count_text) for count in counts)
             + _delta(*counts, count_text, same_totals)
             + self._times(fold)
             + "".join(_delta(x, y, format_bytes, False) for x, y in (*axes, *apart))
@@ -168,22 +164,14 @@ class DiffRows:
         """Return cells with both predicted seconds and their change; empty if nothing is predicted."""
         if not self._seconds:
             return ""
-        rows = self._stood_for.rows(fold)
+        rows = self._folds.members(fold.first)
         before, after = (float(seconds[rows].sum()) for seconds in self._seconds)
         return seconds_cell(before) + seconds_cell(after) + _delta(before, after, format_seconds, False)
 
     def _bars(self, axes: list[tuple[float, float]]) -> str:
         """Return A's bar, which grows to the left, and B's, which grows to the right, one segment per axis."""
-        return f'<span class="sides">{"".join(self._bar([both[side] for both in axes]) for side in (0, 1))}</span>'
-
-    def _bar(self, sizes: list[float]) -> str:
-        shares = [100 * size / self._top for size in sizes]
-        parts = "".join(
-            f'<i class="a{axis_number(axis)}" style="width:{share:.3g}%"></i>'
-            for axis, share in zip(self.tree.axes, shares, strict=True)
-            if share
-        )
-        return f'<span class="thin">{parts}</span>'
+        bars = (outline.thin_bar(self.tree.axes, sizes, self._top) for sizes in zip(*axes, strict=True))
+        return f'<span class="sides">{"".join(bars)}</span>'
 
     def inside(self, row: int, times: int) -> str:
         """Return a table of the module's own collectives that differ."""
@@ -205,13 +193,8 @@ class DiffRows:
         per_call = ", each" if times > 1 else ""
         head = ("", "collective", "axis", "phase", f"count{per_call}", f"bytes{per_call}", f"± bytes{per_call}")
         more = f'<p class="dim">… and {len(changes) - _MOST_ROWS:,} more.</p>' if len(changes) > _MOST_ROWS else ""
-        named = html.name(self.tree.names[row])
-        collectives = (
-            f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: {named}</p>'
-            if times > 1
-            else ""
-        )
-        return collectives + html.table(head, rows, left=(0, 1, 2, 3)) + more
+        table = html.table(head, rows, left=(0, 1, 2, 3)) + more
+        return outline.of_each(self.tree.names[row], times, table)
 
 
 def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
@@ -259,10 +242,6 @@ def key() -> str:
 def _sign(before: Any, after: Any) -> str:
     kind, shown = ("more", "+") if after > before else ("less", "−") if after < before else ("both", "±")
     return f'<span class="sign {kind}">{shown}</span>'
-
-
-def _number(value: float, write: Callable[[float], str]) -> str:
-    return outline.cell(write(value)) if value else outline.cell("–", "z")
 
 
 def _delta(before: float, after: float, write: Callable[[float], str], same_totals: bool) -> str:

@@ -93,7 +93,9 @@ class TraceDiffView(View):
         around = head + _headline(self._difference, names, rows.tree.axes) + said + below
         room = max(budget - len(html.fragment(around, STYLE).encode()), _LEAST)
         drawn = outline.outline(rows, rows.titles(), room, "module tree of the differences", _SMALL)
-        drawn_names = {sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.values()}
+        drawn_names = {
+            sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.left.values()
+        }
         head += _headline(self._difference, drawn_names, rows.tree.axes) + said
         cut = (
             "Not everything is drawn: <code>to_frame()</code> has every row, <code>to_html(path)</code> draws more."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import PHASES, heat, phase_mark
+from dsexplore._internal.views.page.style import heat
+from dsexplore._internal.views.page.theme import PHASES, phase_mark
 from dsexplore._internal.views.trace.byte_sizes import is_partial
 from dsexplore._internal.views.trace.tally import Grid
 

@@ -25,7 +25,8 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.views.trace.byte_sizes import WIRE, column_of
 from dsexplore._internal.views.trace.event_lines import EventLines, event_lines
 from dsexplore._internal.views.trace.facets import Facet, Facets, facet
-from dsexplore._internal.views.trace.module_tree import Folding, ModuleTree, module_tree
+from dsexplore._internal.views.trace.folding import Folds, folds_of
+from dsexplore._internal.views.trace.module_tree import ModuleTree, module_tree
 from dsexplore._internal.views.trace.pivot import Codes, Mask, Pivot, PivotSums, Sizes, find_pivot
 from dsexplore._internal.views.trace.tally import Grid, grid
 
@@ -321,9 +322,9 @@ class EventCodes:
         return events.select(took.cast(pl.Float64)).to_series().to_numpy()
 
     @cached_property
-    def folding(self) -> Folding:
-        """Folding of identical modules."""
-        return Folding(self.tree, self.tables)
+    def folds(self) -> Folds:
+        """Folds of identical modules."""
+        return folds_of(self.tree, self.tables)
 
     @cached_property
     def _in_order_of_owners(self) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import AXIS, FIGURE, LEGEND_ABOVE
+from dsexplore._internal.views.page.charts import AXIS, FIGURE, LEGEND_ABOVE
 from dsexplore._internal.views.trace.byte_sizes import is_partial, size_text
 from dsexplore._internal.views.trace.tally import Grid
 
@@ -104,11 +104,8 @@ _PALE_SCALE = [[0.0, "#e6f3f2"], [1.0, "#58a7b5"]]
 """Shades of the hue of bytes on which black text is legible."""
 
 
-def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top: float = 0.0) -> Spec:
-    """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names.
-
-    ``top``: bytes of the darkest color; the grid's largest value if that is more.
-    """
+def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
+    """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names."""
     if not grid.rows or not grid.columns:
         return EMPTY
     text = [[size_text(v) if v or is_partial(v) else "" for v in row] for row in grid.signed.tolist()]
@@ -127,13 +124,25 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
         "hovertemplate": "%{hovertext}<extra></extra>",
         "hoverongaps": False,
         "colorscale": _PALE_SCALE,
-        **byte_colors(max(top, float(grid.values.max()))),
+        **byte_colors(float(grid.values.max())),
         "xgap": 1,
         "ygap": 1,
         "meta": {"kind": kind},
     }
     category = {"type": "category", "showgrid": False}
     return {"data": [trace], "layout": {"xaxis": category, "yaxis": {**category, "autorange": "reversed"}}}
+
+
+def top_of(spec: Spec) -> float:
+    """Return the bytes of the darkest color of a heatmap; 0 for other figures."""
+    return float(spec["data"][0].get("zmax", 0.0)) if spec["data"] else 0.0
+
+
+def with_top(spec: Spec, top: float) -> Spec:
+    """Return a heatmap with ``top`` bytes as its darkest color, unless it has more; other figures as they are."""
+    if not 0 < top_of(spec) < top:
+        return spec
+    return {**spec, "data": [{**spec["data"][0], **byte_colors(top)}]}
 
 
 def json_numbers(values: Any) -> list[list[float | None]]:

@@ -12,7 +12,8 @@ from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.trace.schema import NO_AXIS
 from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import AXIS_STYLE, axis_mark, axis_number
+from dsexplore._internal.views.page.style import AXIS_STYLE
+from dsexplore._internal.views.page.theme import axis_mark, axis_number
 from dsexplore._internal.views.trace import drawings
 from dsexplore._internal.views.trace.module_tree import MOST_AXES, OTHER_AXES
 from dsexplore._internal.views.view import View

@@ -6,18 +6,22 @@ not fold is cut at depth rather than at breadth, and each place says how many ro
 
 from __future__ import annotations
 
+import re
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.trace.module_tree import Fold
+from dsexplore._internal.views.page.theme import axis_number
+from dsexplore._internal.views.trace.folding import Fold
 
 _MARKUP = 110
 """Approximate bytes of markup around a row."""
 _OF_ROWS = 0.65
 """Fraction of the budget that rows may use; their own tables may use the rest."""
 
+_NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 _WIDTHS = {"": 73, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
 """Width in pixels of a column of each class, including the gap next to it."""
 
@@ -72,7 +76,8 @@ class _OutlineRow:
     times: int
     parent: int
     line: str
-    own: str = ""
+    tables: str = ""
+    """HTML shown in the opened row, above the rows inside it."""
     hidden: int = 0
     """Number of rows inside it that are not drawn."""
     children: list[str] = field(default_factory=list)
@@ -152,6 +157,46 @@ def cell(text: str, kind: str = "") -> str:
     return f' <span class="c{" " * bool(kind)}{kind}">{text}</span>'
 
 
+def number_cell(value: float, write: Callable[[float], str]) -> str:
+    """Return the HTML of one column with a number; a dash for 0."""
+    return cell(write(value)) if value else cell("–", "z")
+
+
+def thin_bar(axes: Sequence[str], sizes: Iterable[float], whole: float) -> str:
+    """Return a bar with a segment per mesh axis; ``whole``: bytes of a bar as wide as its column."""
+    shares = ((axis, 100 * size / whole) for axis, size in zip(axes, sizes, strict=True) if size)
+    parts = "".join(f'<i class="a{axis_number(axis)}" style="width:{share:.3g}%"></i>' for axis, share in shares)
+    return f'<span class="thin">{parts}</span>'
+
+
+def of_each(module: str, times: int, body: str) -> str:
+    """Return the tables of a module, after a sentence that each of ``times`` modules has them."""
+    if times == 1 or not body:
+        return body
+    named = f"named here: {html.name(module)}"
+    return f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; {named}</p>{body}'
+
+
+class Anchors:
+    """The ids that sentences link to, each given to the first row at its module's place in the model.
+
+    Args:
+        of_modules: {module: id}.
+    """
+
+    def __init__(self, of_modules: Mapping[str, str]) -> None:
+        self.left = {_place(module): anchor for module, anchor in of_modules.items()}
+        """{place in the model: id}, for rows that are not drawn yet."""
+
+    def take(self, module: str) -> str:
+        """Return the id of a row; empty for most rows."""
+        return self.left.pop(_place(module), "") if self.left else ""
+
+
+def _place(module: str) -> str:
+    return _NUMBERS.sub(".*", module)
+
+
 def _rows(source: Source, budget: int) -> tuple[list[_OutlineRow], int, int]:
     """Return the rows that fit, outermost first; the bytes left; and the number of roots that do not fit."""
     rows: list[_OutlineRow] = []
@@ -179,12 +224,12 @@ def _fill(source: Source, rows: list[_OutlineRow], budget: int) -> bool:
         budget -= len(inside.encode()) + _MARKUP // 2
         if budget < 0 and inside:
             return True
-        row.own = inside
+        row.tables = inside
     return False
 
 
 def _row_html(row: _OutlineRow, small: bool) -> str:
-    inside_html = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
+    inside_html = f'<div class="own" style="--d:{row.depth}">{row.tables}</div>' if row.tables else ""
     inside = inside_html + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
     if not inside:
         return f'<div class="row" style="--d:{row.depth}">{row.line}</div>'

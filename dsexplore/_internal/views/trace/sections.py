@@ -17,6 +17,7 @@ from dsexplore._internal.views.timeline import timeline_drawing
 from dsexplore._internal.views.trace import drawings, tally
 from dsexplore._internal.views.trace.byte_sizes import WIRE, size_text
 from dsexplore._internal.views.trace.event_codes import CAUSE, Causes, EventCodes
+from dsexplore._internal.views.trace.rank_flows import between_ranks
 
 MOST_CAUSES = 20
 _MOST_EXPERTS = 64
@@ -118,7 +119,7 @@ def _sequence(codes: EventCodes) -> tuple[str, str]:
 
 def _peers(codes: EventCodes) -> tuple[str, str]:
     title = "Who talks to whom"
-    flows = tally.between_ranks(codes.tables, size=codes.column)
+    flows = between_ranks(codes.tables, column=codes.column)
     if not flows.receivers:
         return title, ""
     note = (

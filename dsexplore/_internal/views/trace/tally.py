@@ -1,4 +1,4 @@
-"""Small tables counted from events for static sections and figures: by op, by message size, by peer.
+"""Small tables counted from events for static sections and figures: by place and axis, by op, by message size.
 
 Each has at most a few hundred rows, whatever the number of events: they are binned here, in Python.
 """
@@ -12,11 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore._internal.trace.schema import IN_STEPS
-from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.trace.byte_sizes import signed
-from dsexplore._internal.views.trace.module_tree import ranges
 
 MOST_ROWS, MOST_COLUMNS = 16, 10
 OTHERS = "(all others)"
@@ -70,18 +67,14 @@ def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
     return names if len(names) <= most else [*names[: most - 1], OTHERS]
 
 
-MOST_PEERS = 32
-Bytes = npt.NDArray[np.float64]
-
-
-def op_by_phase(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
+def op_by_phase(events: pl.DataFrame, column: str = "wire_bytes") -> pl.DataFrame:
     """Count events and sum bytes per op and phase; ops in order of their bytes.
 
     Columns: op, phase, count, bytes, unknown (how many are of unknown size).
     """
     return (
         events.group_by("op", "phase")
-        .agg(pl.len().alias("count"), pl.col(size).sum().alias("bytes"), pl.col(size).null_count().alias("unknown"))
+        .agg(pl.len().alias("count"), pl.col(column).sum().alias("bytes"), pl.col(column).null_count().alias("unknown"))
         .with_columns(pl.col("bytes").sum().over("op").alias("all"))
         .sort("all", "op", "phase", descending=[True, False, False])
         .drop("all")
@@ -116,78 +109,6 @@ def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("size", "op")
     )
-
-
-@dataclass(frozen=True)
-class Flows:
-    """Bytes from recorded ranks to their peers in steps."""
-
-    senders: list[int]
-    receivers: list[list[int]]
-    """Receiving ranks; ranks that get the same bytes from every sender share one entry."""
-    bytes: Bytes
-    """(senders, receivers) bytes to each single rank of the entry."""
-    hidden: int
-    """Number of senders and receivers beyond those kept."""
-
-    def grid(self) -> Grid:
-        """Return the flows as a grid; a cell has the bytes to each single rank of its column."""
-        columns = [f"{ranges(r, 4)}, each" if len(r) > 1 else ranges(r) for r in self.receivers]
-        return Grid([f"rank {rank}" for rank in self.senders], columns, self.bytes)
-
-
-def between_ranks(
-    tables: Tables, senders: int = MOST_ROWS, receivers: int | None = MOST_PEERS, size: str = "wire_bytes"
-) -> Flows:
-    """Sum the bytes from each recorded rank to each peer in steps, without start-up.
-
-    A message counts for its peer; other traffic of a group is divided equally among its other ranks. Equal peers share
-    one column; equal senders do not.
-
-    Args:
-        tables: tables of the trace.
-        senders: maximal number of senders.
-        receivers: maximal number of columns; None for all.
-        size: column of the events that is summed.
-    """
-    members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
-    keys = ("rank", "group", "peer")
-    steps = tables.events.filter(IN_STEPS)
-    sent = steps.group_by(keys).agg(pl.col(size).sum()).sort(keys)
-    sent = sent.filter(pl.col(size) > 0)
-    every = sent["rank"].unique().sort().to_list()
-    row_of = {rank: row for row, rank in enumerate(every[:senders])}
-    named = (max(ranks, default=0) + 1 for ranks in (*members.values(), sent["peer"].drop_nulls().to_list()))
-    world = max(tables.info.world_size, *named)
-    matrix = np.zeros((len(row_of), world))
-    for rank, group, receiver, total in sent.iter_rows():
-        peers = [peer for peer in members.get(group, ()) if peer != rank] if receiver is None else [receiver]
-        if rank in row_of and peers:
-            matrix[row_of[rank], peers] += total / len(peers)
-    columns: dict[tuple[float, ...], list[int]] = {}
-    for peer in range(world if row_of else 0):
-        columns.setdefault(tuple(matrix[:, peer]), []).append(peer)
-    ranked = sorted(((v, p) for v, p in columns.items() if any(v)), key=lambda item: item[1])
-    kept = ranked[:receivers]
-    return Flows(
-        list(row_of),
-        [peers for _, peers in kept],
-        np.array([values for values, _ in kept]).T.reshape(len(row_of), len(kept)),
-        len(every) - len(row_of) + len(ranked) - len(kept),
-    )
-
-
-def sent_between(tables: Tables, senders: list[int], receivers: list[int]) -> pl.Expr:
-    """Return the condition that an event counts, in `between_ranks`, as sent from ``senders`` to ``receivers``."""
-    members = [(group, list(ranks or ())) for group, ranks in tables.groups.select("group", "ranks").iter_rows()]
-
-    def from_rank(sender: int) -> pl.Expr:
-        others = set(receivers) - {sender}
-        reaching = [group for group, ranks in members if not others.isdisjoint(ranks)]
-        to_group = pl.col("peer").is_null() & pl.col("group").is_in(reaching)
-        return (pl.col("rank") == sender) & (to_group | pl.col("peer").is_in(receivers))
-
-    return IN_STEPS & pl.any_horizontal(*(from_rank(sender) for sender in senders))
 
 
 def size_range(low: int | None) -> str:

@@ -13,7 +13,7 @@ from dsexplore._internal.units import format_seconds
 from dsexplore._internal.views.trace import outline
 from dsexplore._internal.views.trace.byte_sizes import summed_over
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.module_tree import Fold, ModuleTree
+from dsexplore._internal.views.trace.module_tree import ModuleTree
 from dsexplore._internal.views.trace.pivot import Sizes
 
 SHOWN = {
@@ -42,32 +42,6 @@ class TimeColumn:
     def cell(self, rows: Sequence[int]) -> str:
         """Return the cell of a line that stands for the modules of ``rows``: the sum of their seconds."""
         return seconds_cell(float(self.seconds[list(rows)].sum()))
-
-
-class StoodFor:
-    """The rows of a tree that each drawn line stands for, including folds inside folds."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, list[int]] = {}
-
-    def roots(self, folds: list[Fold]) -> list[Fold]:
-        """Record the topmost lines, and return them."""
-        self._rows.update((fold.first, list(fold.rows)) for fold in folds)
-        return folds
-
-    def children(self, row: int, folds: list[Fold]) -> list[Fold]:
-        """Record the lines inside the line whose first module has this row, and return them.
-
-        Folded modules contain the same modules in the same order, so these have the same offset from each.
-        """
-        around = self._rows.get(row, [row])
-        for fold in folds:
-            self._rows[fold.first] = [inner + other - row for other in around for inner in fold.rows]
-        return folds
-
-    def rows(self, fold: Fold) -> list[int]:
-        """Return all rows that a line stands for."""
-        return self._rows.get(fold.first, list(fold.rows))
 
 
 def measured_columns(codes: EventCodes) -> list[TimeColumn]:
@@ -109,7 +83,7 @@ _SHORT = {"communication": "comm."}
 
 def seconds_cell(seconds: float) -> str:
     """Return a cell with the seconds, or with a dash for 0."""
-    return outline.cell(format_seconds(seconds)) if seconds > 0 else outline.cell("–", "z")
+    return outline.number_cell(max(seconds, 0.0), format_seconds)
 
 
 def _row(tree: ModuleTree, module: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,20 +9,19 @@ import numpy as np
 import polars as pl
 
 from dsexplore._internal.trace.schema import NO_AXIS, OUTSIDE_STEPS
-from dsexplore._internal.units import format_bytes
+from dsexplore._internal.units import format_bytes, format_ranges
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import axis_number
 from dsexplore._internal.views.trace import outline
 from dsexplore._internal.views.trace.byte_sizes import Sizes, is_partial, signed, size_text, summed_over
 from dsexplore._internal.views.trace.event_codes import Columns, EventCodes
-from dsexplore._internal.views.trace.module_tree import OTHER_AXES, Fold, ranges
-from dsexplore._internal.views.trace.time_columns import StoodFor, TimeColumn
+from dsexplore._internal.views.trace.folding import Fold
+from dsexplore._internal.views.trace.module_tree import OTHER_AXES
+from dsexplore._internal.views.trace.time_columns import TimeColumn
 
 LEAST = 12_000
 """Bytes that the tree may use even if the budget is smaller."""
 MOST_TABLE_ROWS = 12
 MOST_PLACEMENTS = 2
-_NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 
 
 def tree_html(
@@ -39,7 +37,7 @@ def tree_html(
     """
     if not len(codes.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
-    source = _TraceSource(codes, anchors or {}, times)
+    source = _TraceSource(codes, outline.Anchors(anchors or {}), times)
     drawn = outline.outline(source, source.titles(), max(budget, LEAST), "module tree")
     if not drawn.hidden and not drawn.closed:
         return drawn.html
@@ -54,10 +52,9 @@ def tree_html(
 class _TraceSource:
     """Rows of a trace's tree, as an `outline.Source`."""
 
-    def __init__(self, codes: EventCodes, anchors: Mapping[str, str], times: Sequence[TimeColumn]) -> None:
-        self._codes, self._times = codes, times
-        self._stood_for = StoodFor()
-        self._anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
+    def __init__(self, codes: EventCodes, anchors: outline.Anchors, times: Sequence[TimeColumn]) -> None:
+        self._codes, self._anchors, self._times = codes, anchors, times
+        self.roots, self.children = codes.folds.roots, codes.folds.children
         self._tree = codes.tree
         self._sent = codes.columns(codes.total)
         self._whole = float(self._sent.own.sum()) or 1.0
@@ -76,7 +73,7 @@ class _TraceSource:
         """Return [own, *axes, *phases]: True for a column whose every row equals the column of bytes."""
         tables = [self._sent] if self._unknown is None else [self._sent, self._unknown]
         return [
-            all(np.array_equal(columns[place], columns[0]) for columns in (_all_sizes(one) for one in tables))
+            all(np.array_equal(columns[place], columns[0]) for columns in map(_all_sizes, tables))
             for place in range(1, len(_all_sizes(self._sent)))
         ]
 
@@ -93,30 +90,22 @@ class _TraceSource:
             else (f"on {axis}", f"{kind} on the mesh axis {axis}, {inside}", "")
             for axis in self._tree.axes
         ]
-        alone = dict.fromkeys(OUTSIDE_STEPS, ", in no other column")
+        apart = dict.fromkeys(OUTSIDE_STEPS, ", in no other column")
         phases = [
-            (str(phase), f"{kind} in this phase, {inside}{alone.get(phase, '')}", "")
+            (str(phase), f"{kind} in this phase, {inside}{apart.get(phase, '')}", "")
             for phase in self._codes.facets["phase"].labels
         ]
-        own = ("self", f"{kind} of the module itself, without the modules inside", "")
+        alone = ("self", f"{kind} of the module itself, without the modules inside", "")
         return [
             ("count", f"collectives, {inside}", ""),
             ("bytes", f"{kind} in steps, {inside}", ""),
             ("share", "of all that is sent in steps, by axis in the colors of the headline", "thinbar"),
             *(column.head for column in self._times),
-            *self._kept([own, *axes, *phases]),
+            *self._kept([alone, *axes, *phases]),
             ("all params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
             ("per rank", "bytes of its parameters that one rank holds", ""),
             ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
         ]
-
-    def roots(self) -> list[Fold]:
-        """Return the topmost rows."""
-        return self._stood_for.roots(self._codes.folding.roots())
-
-    def children(self, row: int) -> list[Fold]:
-        """Return the rows inside ``row``."""
-        return self._stood_for.children(row, self._codes.folding.children(row))
 
     def line(self, fold: Fold, times: int) -> str:
         """Return name and numbers of a module, or the sums over folded ones."""
@@ -125,31 +114,18 @@ class _TraceSource:
         unknown = None if self._unknown is None else _sizes_of(self._unknown, row)
         sizes = [size * times for size in signed(_sizes_of(self._sent, row), unknown).tolist()]
         sizes += [float(held[row]) * times for held in (tree.global_bytes, tree.local_bytes)]
+        thin = outline.thin_bar(tree.axes, times * self._sent.axes[:, row], self._whole)
         return (
-            outline.label(fold, tree.names[row], tree.types[row], times=times, anchor=self._anchor(row))
-            + outline.cell(f"{count:,}" if count else "–", "" if count else "z")
+            outline.label(
+                fold, tree.names[row], tree.types[row], times=times, anchor=self._anchors.take(tree.names[row])
+            )
+            + outline.number_cell(count, "{:,}".format)
             + _size(sizes[0])
-            + outline.cell(self._thin(row, times), "thinbar")
-            + "".join(column.cell(self._stood_for.rows(fold)) for column in self._times)
+            + outline.cell(thin if sizes[0] else "", "thinbar")
+            + "".join(column.cell(self._codes.folds.members(row)) for column in self._times)
             + "".join(map(_size, [*self._kept(sizes[1:-2]), *sizes[-2:]]))
             + self._placed(tree.names[row])
         )
-
-    def _thin(self, row: int, times: int) -> str:
-        """Return the bar of a row: its bytes by axis, as shares of all bytes sent in steps."""
-        shares = 100 * times * self._sent.axes[:, row] / self._whole
-        parts = "".join(
-            f'<i class="a{axis_number(axis)}" style="width:{share:.3g}%"></i>'
-            for axis, share in zip(self._tree.axes, shares, strict=True)
-            if share
-        )
-        return f'<span class="thin">{parts}</span>' if parts else ""
-
-    def _anchor(self, row: int) -> str:
-        """Return the id that a sentence of the headline links to; empty for most rows."""
-        if not self._anchors:
-            return ""
-        return self._anchors.pop(_NUMBERS.sub(".*", self._tree.names[row]), "")
 
     def _placed(self, module: str) -> str:
         placed = self._placements.get(module, [])
@@ -165,13 +141,7 @@ class _TraceSource:
         body = collectives_html(kinds, every, self._codes.column, times) if every else ""
         if module in self._placements:
             body += parameters_html(module, self._parameters.filter(pl.col("module") == module))
-        collectives = (
-            f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: '
-            f"{html.name(module)}</p>"
-            if times > 1 and body
-            else ""
-        )
-        return collectives + body
+        return outline.of_each(module, times, body)
 
 
 def _sizes_of(sent: Columns, row: int) -> Sizes:
@@ -271,7 +241,7 @@ def _follow(name: str) -> str:
 
 
 def _of_ranks(ranks: list[int]) -> str:
-    return f' <span class="dim">rank {ranges(ranks)}</span>'
+    return f' <span class="dim">rank {format_ranges(ranks)}</span>'
 
 
 def _more(rows: int, what: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsexplore._internal.views.page.theme import VARIABLES
+from dsexplore._internal.views.page.style import VARIABLES
 
 _HERE = Path(__file__).parent
 

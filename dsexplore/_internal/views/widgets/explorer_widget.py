@@ -6,8 +6,7 @@ from typing import Any
 
 import traitlets
 
-from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import HEAT_STYLE
+from dsexplore._internal.views.page.style import BASE, HEAT_STYLE
 from dsexplore._internal.views.trace import drawings, headline_view, outline
 from dsexplore._internal.views.widgets import script, style
 from dsexplore._internal.views.widgets.part_widgets import TIMELINE_SCRIPTS, TREE_SCRIPTS, PlotWidget, TreeWidget
@@ -19,7 +18,7 @@ EXPLORER_SCRIPTS = tuple(
 """Scripts of the page, except those of the figure and those that need a kernel."""
 EXPLORER_STYLE = (
     style("tree.css", "explorer.css", "timeline.css")
-    + html.STYLE
+    + BASE
     + headline_view.STYLE
     + outline.STYLE
     + drawings.STYLE

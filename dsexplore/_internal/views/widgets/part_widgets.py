@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import traitlets
 
-from dsexplore._internal.views.page import theme
+from dsexplore._internal.views.page.style import AXIS_STYLE, HEAT_STYLE
 from dsexplore._internal.views.widgets import script, style
 
 
@@ -72,7 +72,7 @@ class PlotWidget(AnsweringWidget):
     """Shows one figure; calls ``on_event`` with clicked marks and with the range that was zoomed to."""
 
     _esm = script("follow.js", "dom.js", "marks.js", "heat_grid.js", "plot.js", render="alone(plot)")
-    _css = style("plot.css") + theme.HEAT_STYLE
+    _css = style("plot.css") + HEAT_STYLE
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""
     spoken = traitlets.Unicode("").tag(sync=True)
@@ -129,7 +129,7 @@ class TreeWidget(AnsweringWidget):
     """Rows in preorder with numeric columns; the browser filters by name, sorts and folds without the kernel."""
 
     _esm = script(*TREE_SCRIPTS, render="alone(tree)")
-    _css = style("tree.css") + theme.AXIS_STYLE
+    _css = style("tree.css") + AXIS_STYLE
 
     labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """Name of each row, without the parent's name."""
@@ -145,7 +145,7 @@ class TreeWidget(AnsweringWidget):
     The unit is ``bytes``, ``seconds``, ``count``, or ``bar``: a bar of the previous column.
     """
     axes: traitlets.List[int] = traitlets.List(traitlets.Int()).tag(sync=True)
-    """Color, as in `theme.axis_number`, of each column after the bar's that is a part of the bar."""
+    """Color, as in `views.page.theme.axis_number`, of each column after the bar's that is a part of the bar."""
     structure = traitlets.Bytes(b"").tag(sync=True)
     """int32, four per row: parent, end of the subtree, index of the type, 1 if the row is hidden by a fold."""
     values = traitlets.Bytes(b"").tag(sync=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dsexplore._internal.analysis.world_map import WorldMap
 from dsexplore._internal.units import format_bytes, format_seconds
-from dsexplore._internal.views.page.theme import color_scale
+from dsexplore._internal.views.page.charts import color_scale
 from dsexplore._internal.views.trace.figure_spec import Spec, byte_axis, finished, json_numbers
 
 

@@ -12,10 +12,10 @@ from dsexplore._internal.analysis.world_map import Level, WorldMap
 from dsexplore._internal.trace.schema import NO_AXIS
 from dsexplore._internal.trace.steps import in_steps
 from dsexplore._internal.trace.unknown_sizes import what_is_unknown
-from dsexplore._internal.units import format_bytes, format_count, format_seconds
+from dsexplore._internal.units import format_bytes, format_count, format_ranges, format_seconds
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.page.theme import AXES, AXIS_STYLE, SHADE, axis_number
-from dsexplore._internal.views.trace.module_tree import ranges
+from dsexplore._internal.views.page.style import AXIS_STYLE
+from dsexplore._internal.views.page.theme import AXES, SHADE, axis_number
 from dsexplore._internal.views.view import View
 from dsexplore._internal.views.world_map.world_map_figure import DrawnNode, DrawnRank, node_boxes, written
 
@@ -205,7 +205,7 @@ def _nodes_html(world: WorldMap, look: Look) -> str:
 
 def _node(world: WorldMap, node: DrawnNode, groups: dict[int, int], number: int, look: Look) -> str:
     if len(node.numbers) > 1:
-        name = f"{world.box}s {ranges(list(node.numbers), 3)} (each of {len(node.numbers):,})"
+        name = f"{world.box}s {format_ranges(node.numbers, 3)} (each of {len(node.numbers):,})"
     else:
         name = f"{world.box} {node.numbers[0]}"
     cells = "".join(_cell(world, cell, groups, f"{number}.{i}", look) for i, cell in enumerate(node.cells))
@@ -215,7 +215,7 @@ def _node(world: WorldMap, node: DrawnNode, groups: dict[int, int], number: int,
 
 def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, look: Look) -> str:
     several = len(cell.ranks) > 1
-    rank_text = f"each of ranks {ranges(list(cell.ranks), 3)}" if several else f"rank {cell.ranks[0]}"
+    rank_text = f"each of ranks {format_ranges(cell.ranks, 3)}" if several else f"rank {cell.ranks[0]}"
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""
     group = groups.get(cell.ranks[0]) if not several else None
     numbered = f", group {group}" if group is not None else ""
