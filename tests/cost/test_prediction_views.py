@@ -1,6 +1,6 @@
 """What a prediction looks like: everything says that it is predicted, and controls answer without a new trace.
 
-Modules: ``views/cost/prediction_view.py``, ``views/cost/prediction_explorer.py``.
+Modules: ``views/cost/prediction_view.py``, ``views/cost/prediction_tables.py``, ``views/cost/prediction_explorer.py``.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dsexplore._internal.views.cost import prediction_view
-from dsexplore._internal.views.cost.prediction_view import PARTS
+from dsexplore._internal.views.cost import prediction_tables
+from dsexplore._internal.views.cost.prediction_tables import PARTS
 from dsexplore._internal.views.page import style, theme
 from dsexplore._internal.views.sharding import shard_picture
 from dsexplore._internal.views.trace import diff_tree, drawings
@@ -189,6 +189,6 @@ def test_an_unknown_name_has_one_color_in_every_session() -> None:
 
 def test_marks_are_flat() -> None:
     """A hatch on a thin mark is noise; letters tell marks apart where colors do not."""
-    styles = (style.AXIS_STYLE, drawings.STYLE, prediction_view.STYLE, shard_picture.STYLE, diff_tree.STYLE)
+    styles = (style.AXIS_STYLE, drawings.STYLE, prediction_tables.STYLE, shard_picture.STYLE, diff_tree.STYLE)
     rules = re.findall(r"[^{}]*{[^{}]*}", "".join(styles))
     assert [rule for rule in rules if "repeating-" in rule and ".fold::after" not in rule] == []

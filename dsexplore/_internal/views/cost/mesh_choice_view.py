@@ -6,7 +6,8 @@ from typing import Any
 
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
 from dsexplore._internal.units import format_bytes, format_seconds
-from dsexplore._internal.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar, why_wide
+from dsexplore._internal.views.cost.prediction_tables import PARTS, STYLE, bar
+from dsexplore._internal.views.cost.prediction_view import PredictionView, why_wide
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
 from dsexplore._internal.views.page.still_figure import still_figure

@@ -87,6 +87,16 @@ def details(title: str, body: str, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
 
 
+def note(text: str) -> str:
+    """Return a muted paragraph of HTML; empty for no text."""
+    return f'<p class="dim">{text}</p>' if text else ""
+
+
+def notes(lines: Iterable[str], longest: int = 0) -> str:
+    """Return a muted paragraph of each line, escaped and shortened to ``longest`` characters, 0 for any length."""
+    return "".join(note(escape(line, longest)) for line in lines)
+
+
 def how(text: str) -> str:
     """Return how to read a picture, HTML that stands behind a "?" until it is asked for."""
     return f'<details class="how"><summary title="How to read it">?</summary><p class="dim">{text}</p></details>'

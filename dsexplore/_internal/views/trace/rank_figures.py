@@ -32,7 +32,7 @@ def sankey(tables: Tables, sizes: str) -> Spec:
 
 
 @dataclass(frozen=True)
-class Link:
+class FlowLink:
     """The bytes from a sender to the ranks of a target."""
 
     sender: int
@@ -64,10 +64,10 @@ class Sankey:
         return targets
 
     @cached_property
-    def links(self) -> list[Link]:
+    def links(self) -> list[FlowLink]:
         """Links with bytes, by sender and target."""
         return [
-            Link(sender, target, total)
+            FlowLink(sender, target, total)
             for sender, row in enumerate(self._totals)
             for target, entries in self.targets.items()
             if (total := int(row[entries].sum()))
@@ -105,7 +105,7 @@ class Sankey:
             layout["annotations"] = [note]
         return {"data": [trace], "layout": layout}
 
-    def _amount(self, link: Link) -> str:
+    def _amount(self, link: FlowLink) -> str:
         """Return the bytes of a link, and what each rank of its target gets if that is the same for all."""
         entries = self.targets[link.target]
         many = sum(len(self.flows.receivers[entry]) for entry in entries)
@@ -123,7 +123,7 @@ class Sankey:
         receivers = [rank for entry in entries for rank in self.flows.receivers[entry]]
         return Route(sorted({senders[link.sender] for link in links}), sorted(receivers))
 
-    def _links_at(self, number: int) -> list[Link]:
+    def _links_at(self, number: int) -> list[FlowLink]:
         """Return the link with this number, or the links of a node; nodes are senders, then targets."""
         sender = number - len(self.links)
         target = sender - len(self.flows.senders)

@@ -1,0 +1,188 @@
+"""The tables of a prediction: parts of the step, time by module and by axis, causes of its range, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from dsexplore._internal.cost.step.beside_measured import beside
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.trace.numbered_modules import OUTSIDE
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
+from dsexplore._internal.views.cost.module_seconds import ModuleRow, module_seconds
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, prose, table, text
+from dsexplore._internal.views.page.theme import ALARM, SERIES, WAITING
+from dsexplore._internal.views.trace import outline
+
+PARTS = {"compute": SERIES[2], "exposed": ALARM, "idle": WAITING}
+"""Parts of a step, with their colors."""
+_MOST_BESIDE = 40
+
+STYLE = """
+.dsx .prediction .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
+.dsx .prediction td{vertical-align:middle}
+.dsx .prediction .bar{width:min(220px,15vw);display:flex;height:14px}
+.dsx .prediction .bar span{display:block;height:14px}
+.dsx .prediction .part{display:inline-block;width:14px;height:11px;margin-right:5px;vertical-align:-1px}
+"""
+
+
+def bar(parts: Mapping[str, float], whole: float) -> str:
+    """Return a bar of compute, exposed and idle seconds; ``whole``: seconds of a full-length bar."""
+    spans = "".join(
+        f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{color}" '
+        f'title="{name} {format_seconds(parts[name])}"></span>'
+        for name, color in PARTS.items()
+        if parts[name] > 0
+    )
+    return f'<div class="bar">{spans}</div>' if whole > 0 else ""
+
+
+def _named(name: str, write: Callable[[Any], str], title: str = "") -> Column:
+    """Return a column of numbers: an entry of each row, written by a function."""
+    return Column(title or name, lambda row: write(row[name]))
+
+
+def _seconds(*names: str) -> list[Column]:
+    """Return columns of seconds: entries of each row."""
+    return [_named(name, format_seconds) for name in names]
+
+
+def parts_table(prediction: Prediction) -> str:
+    """Return a bar of the step, and a table with one row per part and its range."""
+    step = prediction.step
+    rows = [
+        {"part": name, "expected": part.expected, "low": part.low, "high": part.high}
+        for name, part in (("step", step), *((name, getattr(prediction, name)) for name in PARTS))
+    ]
+    columns = [
+        text("", lambda row: _key(row["part"]) + row["part"]),
+        *_seconds("expected", "low", "high"),
+        _named("expected", lambda part: html.prose(_share(part, step.expected), 0), "of the step"),
+    ]
+    parts = {name: getattr(prediction, name).expected for name in PARTS}
+    return bar(parts, sum(parts.values())) + table(columns, rows)
+
+
+def _key(part: str) -> str:
+    """Return the color of a part in the bars; empty for the whole step."""
+    return f'<span class="part" style="background:{PARTS[part]}"></span>' if part in PARTS else ""
+
+
+def _share(part: float, whole: float) -> str:
+    return format_share(part, whole) if whole else ""
+
+
+def modules_table(prediction: Prediction, most: int) -> str:
+    """Return a row per module, with identical ones folded as in a trace's tree; numbers are sums."""
+    rows = module_seconds(prediction)
+    by_length = sorted(rows, key=lambda row: -_length(row))
+    longest = {row.place for row in by_length[:most]}
+    whole = max(map(_length, by_length[:1]), default=0.0)
+    columns = [
+        text("module", _module_name),
+        text("", lambda row: bar(row.parts, whole)),
+        *map(_part_column, ("compute", "communication", "exposed", "idle")),
+    ]
+    hidden, more = len(rows) - len(longest), "shorter rows: <code>by_module()</code> has all modules"
+    return table(columns, [row for row in rows if row.place in longest], hidden=hidden, more=more)
+
+
+def _part_column(part: str) -> Column:
+    return Column(part, lambda row: format_seconds(row.parts[part]))
+
+
+def _length(row: ModuleRow) -> float:
+    return sum(row.parts[part] for part in PARTS)
+
+
+def _module_name(row: ModuleRow) -> str:
+    indent = "&nbsp;" * 2 * row.depth
+    return f"{indent}{html.name(row.fold.label or OUTSIDE)}{outline.many(row.fold, row.times)}"
+
+
+def axes_table(prediction: Prediction) -> str:
+    """Return the seconds of communication by mesh axis and op."""
+    columns = [
+        text("axis", lambda row: html.name(row["axis"] or "–")),
+        text("op", lambda row: html.escape(row["op"])),
+        _named("count", "{:,}".format),
+        _named("communication", format_seconds, "time"),
+        *_seconds("exposed"),
+    ]
+    return _frame_table(columns, prediction.by_axis(), "none")
+
+
+def causes_table(prediction: Prediction) -> str:
+    """Return what makes the range of the step wide, and why it is not known better."""
+    columns = [
+        text("what", lambda row: html.escape(row["what"])),
+        *_seconds("low", "expected", "high"),
+        _named("share", lambda share: format_share(share, 1.0), "of the width"),
+        prose("why it is not known better", lambda row: html.escape(row["why"])),
+    ]
+    return _frame_table(columns, prediction.by_cause(), "The range has no width.")
+
+
+def _frame_table(columns: Sequence[Column], frame: pl.DataFrame, empty: str) -> str:
+    return table(columns, frame.iter_rows(named=True)) if frame.height else f"<p>{empty}</p>"
+
+
+def memory_table(prediction: Prediction) -> str:
+    """Return the bytes at the peak by use, and what would need less memory."""
+    uses = [
+        *((html.escape(use), size) for use, size in prediction.peak.parts.items()),
+        ("tensors together", prediction.peak.tensors),
+        ("held by the allocator", prediction.memory),
+        ("outside the allocator", prediction.memory.outside),
+    ]
+    savings = [
+        text("to need less", lambda saving: html.escape(saving.what, 120)),
+        Column("frees up to", lambda saving: format_bytes(saving.frees)),
+        Column("a step longer by up to", lambda saving: format_seconds(saving.seconds)),
+    ]
+    by_use = table([text("", lambda use: use[0]), Column("bytes", lambda use: format_bytes(use[1]))], uses)
+    return by_use + (table(savings, prediction.memory.savings) if prediction.memory.savings else "")
+
+
+def beside_table(prediction: Prediction, measured: Trace) -> str:
+    """Return the modules and phases in which prediction and measurement differ most, with a note on the times."""
+    columns = pl.col("communication_measured", "exposed_measured", "between_measured")
+    is_measured = pl.any_horizontal(columns > 0).fill_null(False)
+    differences = beside(prediction, measured)
+    rows = differences.filter(is_measured).head(_MOST_BESIDE)
+    columns_shown = [
+        text("module", lambda row: html.name(row["module"] or "(outside modules)")),
+        text("phase", lambda row: html.escape(row["phase"])),
+        _named("exposed", _known_seconds, "exposed, predicted"),
+        _named("exposed_measured", _known_seconds, "exposed, measured"),
+        _named("compute", _known_seconds, "compute, predicted"),
+        _named("between_measured", _known_seconds, "compute, measured"),
+        _named("communication", _known_seconds, "communication, predicted"),
+        _named("communication_measured", _known_seconds, "communication, measured"),
+        _named("off", _difference, "predicted − measured"),
+    ]
+    waits = (
+        " Unknown: the trace saw no wait for these collectives, so what is exposed counts as compute of what follows."
+        if rows["exposed_measured"].null_count()
+        else ""
+    )
+    silent = differences.filter(~is_measured).height
+    hidden = f" {format_count(silent, 'row')} of modules that call none are left out." if silent else ""
+    return (
+        f"{table(columns_shown, rows.iter_rows(named=True))}"
+        '<p class="dim">Times are measured at collectives: what a rank computes between two of them counts as compute '
+        f"of the module that calls the second one.{waits}{hidden}</p>"
+    )
+
+
+def _known_seconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else format_seconds(seconds)
+
+
+def _difference(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{'+' if seconds >= 0 else '−'}{format_seconds(abs(seconds))}"
