@@ -178,7 +178,7 @@ def test_it_moves_every_byte_whatever_its_calls_return(
         engine.close()
     assert (path.read_bytes() if write else memory.bytes.tobytes()) == bytes(expected)
     if watch is not None:
-        assert (watch.moved, len(watch.latencies)) == ([(offset, nbytes)], count)
+        assert (watch.ranges, len(watch.latencies)) == ([(offset, nbytes)], count)
         assert 0 < min(watch.latencies) <= max(watch.latencies) <= time.perf_counter() - begun
 
 
@@ -288,7 +288,7 @@ def test_it_ends_at_the_deadline(name: str, scripted: Scripted, opened: Callable
     watch = DriveMonitor(time.perf_counter() + 0.05)
     drive(engine, requests, Policy(False, True), target.plain_fd, ring, watch)
     engine.close()
-    ((_, moved),) = watch.moved
+    ((_, moved),) = watch.ranges
     assert 0 < moved == len(watch.latencies) * BLOCK < 1_000_000 * BLOCK
 
 
@@ -304,7 +304,7 @@ def test_it_sees_a_deadline_that_is_brought_forward(
     drive(engine, requests, Policy(False, True), target.plain_fd, ring, watch)
     timer.join()
     engine.close()
-    assert watch.moved[0][1] == len(watch.latencies) * BLOCK < 1_000_000 * BLOCK
+    assert watch.ranges[0][1] == len(watch.latencies) * BLOCK < 1_000_000 * BLOCK
 
 
 def test_a_signal_leaves_nothing_in_flight(

@@ -238,7 +238,7 @@ def test_a_watch_ends_at_its_deadline_and_counts_what_moved(overlap: bool) -> No
     watched(engine, requests_on(-1, 200)[0], Policy(False, overlap), watch)
     submitted = sum(count for call, count in engine.calls if call == "submit")
     assert 20 < submitted < 100
-    assert watch.moved == [(0, submitted * BLOCK)]
+    assert watch.ranges == [(0, submitted * BLOCK)]
     assert len(watch.latencies) == submitted
 
 
@@ -246,13 +246,13 @@ def test_a_watched_table_ends_before_the_deadline() -> None:
     engine, watch = Scripted(4), DriveMonitor(deadline=1e9, clock=Ticks())
     table = split(False, -1, BLOCK, 2 * BLOCK + 100, 7 * BLOCK, BLOCK)
     watched(engine, table, Policy(False, True), watch)
-    assert watch.moved == [(7 * BLOCK, 2 * BLOCK + 100)]
+    assert watch.ranges == [(7 * BLOCK, 2 * BLOCK + 100)]
 
 
 def test_a_watch_moves_one_batch_however_late_it_starts() -> None:
     watch = DriveMonitor(deadline=0.0, clock=Ticks())
     watched(Scripted(2), requests_on(-1, 6)[0], Policy(False, True), watch)
-    assert watch.moved == [(0, 2 * BLOCK)]
+    assert watch.ranges == [(0, 2 * BLOCK)]
 
 
 def test_a_watch_gives_up_when_the_system_never_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_a_short_request_under_a_watch_is_an_error(target: int, result: int) -> 
     with pytest.raises(OSError, match=expected):
         watched(engine, requests_on(target, 6)[0], Policy(False, True), watch, target)
     assert engine.in_flight == 0
-    assert not watch.moved
+    assert not watch.ranges
 
 
 def test_latencies_count_from_submission_to_the_wait_that_brought_the_end() -> None:

@@ -124,7 +124,7 @@ def test_a_watch_notes_every_request(backend: str, target: TransferFile, depth: 
     finally:
         engine.close()
     taken = time.perf_counter() - begun
-    assert watch.moved == [(0, NBYTES // 4096 * 4096)]
+    assert watch.ranges == [(0, NBYTES // 4096 * 4096)]
     assert len(watch.latencies) == len(requests) > 3 * LAP
     assert 0 < min(watch.latencies) <= max(watch.latencies) <= taken
 

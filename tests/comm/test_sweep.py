@@ -19,7 +19,7 @@ import torch.distributed as td
 import dsexplore
 from dsexplore import UsageError
 from dsexplore._internal.comm.sweeps.nccl_tests_file import read_nccl_tests
-from dsexplore._internal.comm.sweeps.sweep_ops import IN_PLACE, SWEPT, Ranks, prepare
+from dsexplore._internal.comm.sweeps.sweep_ops import IN_PLACE, SWEPT, SweptGroup, prepare
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepConditions, SweepPoint
 from tests.damaged import assert_named, damaged
 
@@ -92,8 +92,8 @@ def of_a_subgroup() -> dict[str, Any] | str:
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_the_expected_sum_is_that_of_all_ranks_inputs(size: int) -> None:
-    ranks = Ranks(None, 1, size, torch.device("cpu"), torch.float32)
-    prepared = prepare("all_reduce", 4 * 300, True, ranks)
+    swept = SweptGroup(None, 1, size, torch.device("cpu"), torch.float32)
+    prepared = prepare("all_reduce", 4 * 300, True, swept)
     places = torch.arange(300)
     of_ranks = [places % 97 + rank for rank in range(size)]
     assert torch.equal(prepared.expected(places), sum(of_ranks).to(torch.float32))  # type: ignore[union-attr]

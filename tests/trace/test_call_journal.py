@@ -66,7 +66,8 @@ def test_what_is_written_is_read_while_it_goes_on(journal: CallJournal) -> None:
     assert read_journal(journal.file).tables("").events["state"][2] == "scheduled"
     journal.settle()
     assert read_journal(journal.file).tables("").events["state"][2] == "completed"
-    journal.close(remove=True)
+    journal.remove()
+    assert not journal.file.exists()
     assert not journal.file.exists()
 
 
@@ -76,7 +77,8 @@ def test_a_call_of_several_events_has_a_row_for_each(journal: CallJournal) -> No
         for _ in range(2):
             journal.add(both, NOT_NUMBERED, start, Call())
     assert read_journal(journal.file).tables("").events["op"].to_list() == ["send", "recv"] * 2
-    journal.close(remove=True)
+    journal.remove()
+    assert not journal.file.exists()
 
 
 def test_the_ring_keeps_the_last_calls_and_says_how_many_there_were(journal: CallJournal) -> None:
@@ -87,7 +89,8 @@ def test_the_ring_keeps_the_last_calls_and_says_how_many_there_were(journal: Cal
     assert read.events == KEPT + 5
     assert read.tables("").events["group_seq"].to_list() == list(range(5, KEPT + 5))
     assert read.tables("").info.notes == (f"rank 0 kept its last {KEPT:,} of {KEPT + 5:,} calls",)
-    journal.close(remove=True)
+    journal.remove()
+    assert not journal.file.exists()
 
 
 def test_kinds_beyond_the_room_for_them_are_left_out(journal: CallJournal) -> None:
@@ -95,7 +98,8 @@ def test_kinds_beyond_the_room_for_them_are_left_out(journal: CallJournal) -> No
     journal.add(numbers[0], 0, 1, Call())
     journal.add(numbers[-1], 0, 1, Call())
     assert read_journal(journal.file).tables("").events.height == 1
-    journal.close(remove=True)
+    journal.remove()
+    assert not journal.file.exists()
 
 
 def test_a_call_that_is_taken_back_was_never_there(journal: CallJournal) -> None:
@@ -113,7 +117,8 @@ def test_a_call_that_is_taken_back_was_never_there(journal: CallJournal) -> None
     journal.settle()
     rows = read_journal(journal.file).tables("").events.select("seq", "start", "state").rows()
     assert rows == [(0, 10, "completed"), (2, 40, "completed")]
-    journal.close(remove=True)
+    journal.remove()
+    assert not journal.file.exists()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +134,6 @@ def test_a_call_that_is_taken_back_was_never_there(journal: CallJournal) -> None
 )
 def test_a_damaged_journal_is_an_error_that_names_it(journal: CallJournal, damage: object) -> None:
     journal.add(kind(journal, "all_reduce"), 0, 1, Call())
-    journal.close(remove=False)
     journal.file.write_bytes(damage(journal.file.read_bytes()))  # type: ignore[operator]
     with pytest.raises(TraceFileError, match=journal_file(0)):
         read_journal(journal.file)
@@ -141,7 +145,6 @@ def test_a_journal_of_calls_that_cannot_be_is_an_error(
     journal: CallJournal, column: dict[str, object], ranks: list[int] | None
 ) -> None:
     journal.add(journal.add_kind([{**DEFAULT, **column}], (*GROUP[:3], ranks, *GROUP[4:])), 0, 1, Call())
-    journal.close(remove=False)
     with pytest.raises(TraceFileError, match=f"{journal_file(0)} is no whole journal of calls"):
         read_journal(journal.file)
 
@@ -161,7 +164,7 @@ def test_a_rank_that_lives_on_notes_how_another_ended(
 ) -> None:
     assert sleeper.stdout is not None
     sleeper.stdout.readline()
-    CallJournal(tmp_path / journal_file(1), info_of(sleeper.pid, 1)).close(remove=False)
+    CallJournal(tmp_path / journal_file(1), info_of(sleeper.pid, 1))
     if number is not None:
         sleeper.send_signal(number)
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, make: Make) -> Callable[..., Path]:
             save_recording(replace(tables, info=info), tmp_path)
             os.utime(tmp_path / f"rank-{at:05d}.parquet", ns=(at, at))
         info = JournalInfo(2, 3, "first", 1, host_clock(), os.getpid(), GONE)
-        CallJournal(tmp_path / journal_file(2), info).close(remove=False)
+        CallJournal(tmp_path / journal_file(2), info)
         return tmp_path
 
     return written

@@ -109,7 +109,6 @@ def journal(folder: Path, count: int = 1, pid: int = 0, **changes: Any) -> None:
     kind = kept.add_kind([{**DEFAULT, "rank": 1, "group": "0", "wire_bytes": 8, **changes}], GROUP)
     for number in range(count):
         kept.add(kind, number, number + 1, Call())
-    kept.close(remove=False)
 
 
 def damaged_journal(folder: Path) -> None:

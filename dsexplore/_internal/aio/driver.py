@@ -55,8 +55,8 @@ class DriveMonitor:
     clock: Callable[[], float] = time.perf_counter
     latencies: list[float] = field(default_factory=list)
     """Seconds from the submission of each request until its completion was noticed."""
-    moved: list[tuple[int, int]] = field(default_factory=list)
-    """(file offset, bytes) that each drive moved."""
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    """(file offset, bytes) of each drive."""
 
 
 class _Times:
@@ -103,7 +103,7 @@ class _Times:
     def close(self, offset: int, nbytes: int) -> None:
         """Pass the latencies of the compiled loop, and the bytes of the table, to the watch."""
         self._watch.latencies.extend(self.latencies[: self._finished].tolist())
-        self._watch.moved.append((offset, nbytes))
+        self._watch.ranges.append((offset, nbytes))
 
     @property
     def deadline(self) -> float:
@@ -193,7 +193,7 @@ def drive(
     if total == 0:
         return
     engine.load(requests)
-    submit, wait, take, lengths = engine.submit, engine.wait, engine.take, requests.lengths.tolist()
+    wait, take, lengths = engine.wait, engine.take, requests.lengths.tolist()
     times = None if watch is None else _Times(watch, total)
     look = None if times is None else times.look
     steady_part = _steady_part(engine, requests, policy, slots, times)
@@ -202,14 +202,7 @@ def drive(
     try:
         while True:
             if following < total and (overlap or not pending) and not odd:
-                want = depth - pending
-                if following + want > total:
-                    want = total - following
-                if slots is not None:
-                    want = _lend(engine, requests, slots, following, want)
-                accepted = submit(following, 1 if single else want) if want else 0
-                if accepted < want:
-                    accepted += _submit_rest(engine, following + accepted, want - accepted, single, slots)
+                accepted = _submit(engine, requests, slots, following, min(depth - pending, total - following), single)
                 following += accepted
                 pending += accepted
             returned = False
@@ -247,6 +240,18 @@ def drain(engine: Engine) -> None:
     while engine.in_flight:
         engine.wait(engine.in_flight)
         engine.take()
+
+
+def _submit(engine: Engine, requests: Requests, slots: Slots | None, first: int, count: int, single: bool) -> int:
+    """Submit up to `count` requests, as many as have memory and as the system accepts now; return their number."""
+    if slots is not None:
+        count = _lend(engine, requests, slots, first, count)
+    if count == 0:
+        return 0
+    accepted = engine.submit(first, 1 if single else count)
+    if accepted < count:
+        accepted += _submit_rest(engine, first + accepted, count - accepted, single, slots)
+    return accepted
 
 
 def _submit_rest(engine: Engine, first: int, count: int, single: bool, slots: Slots | None) -> int:

@@ -103,9 +103,9 @@ class JournaledCalls:
         """Write which calls have ended by now."""
         self._journal.settle()
 
-    def close(self, *, remove: bool) -> None:
-        """Stop writing; see `CallJournal.close`."""
-        self._journal.close(remove=remove)
+    def remove(self) -> None:
+        """Remove the journal, once a trace says more."""
+        self._journal.remove()
 
 
 def own_rank_or_launchers() -> int:

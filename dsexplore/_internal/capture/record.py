@@ -164,7 +164,7 @@ def _end(
         if save is not None:
             save_recording(trace.tables, save)
         if journal is not None:
-            journal.close(remove=True)
+            journal.remove()
 
 
 def _early_save(

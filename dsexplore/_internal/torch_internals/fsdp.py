@@ -1,4 +1,4 @@
-"""FSDP: ``fully_shard``'s parameter groups, and the flat parameters of ``FullyShardedDataParallel``."""
+"""FSDP2 (``fully_shard`` and its parameter groups), and FSDP1 (``FullyShardedDataParallel``, flat parameters)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from torch import nn
 
 from dsexplore._internal.torch_internals.names import TorchName
 
-module_of_flat_parameter: Callable[[Any], nn.Module] = attrgetter("_fully_sharded_module")
-"""Return the module whose parameters a flat parameter's handle shards."""
+# FSDP2
+_PARAMETER = "torch.distributed.fsdp._fully_shard._fsdp_param"
+_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup"
 
-CHUNK = TorchName("torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty")
-"""Function with which ``fully_shard`` splits a parameter into one chunk per rank."""
-
-SAME_STORAGE = TorchName("torch.distributed.fsdp._flat_param:_same_storage")
-"""Function with which ``FullyShardedDataParallel`` checks whether two tensors share memory."""
-HAS_MEMORY = TorchName("torch.distributed.utils:_data_ptr_allocated")
-"""Function with which ``FullyShardedDataParallel`` checks whether a tensor has memory."""
+CHUNK = TorchName(f"{_PARAMETER}:_chunk_with_empty")
+"""Function that splits a parameter into one chunk per rank."""
+SHARDED_PARAMETER = TorchName(f"{_PARAMETER}:FSDPParam.to_sharded_dtensor")
+"""Method that makes a DTensor from a shard of a parameter or gradient."""
+PARAMETER_GROUP_INIT = TorchName(f"{_GROUP}.__init__")
+"""Constructor of a parameter group."""
+POST_BACKWARD = TorchName(f"{_GROUP}.post_backward")
+"""Method that reduces the gradients of a parameter group."""
+RECORD_POST_FORWARD = TorchName(f"{_GROUP}._record_post_forward")
+"""Method that records the forward order, which backward prefetching follows."""
 
 
 def parameter_groups(module: Any) -> list[Any]:
@@ -43,25 +47,14 @@ def has_own_prefetch(module: Any) -> bool:
     return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
 
 
-_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup"
-POST_BACKWARD = TorchName(f"{_GROUP}.post_backward")
-"""Method that reduces the gradients of a ``fully_shard`` parameter group."""
-
-RECORD_POST_FORWARD = TorchName(f"{_GROUP}._record_post_forward")
-"""Method that records the forward order, which backward prefetching follows."""
-
-SHARDED_PARAMETER = TorchName("torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_sharded_dtensor")
-"""Method with which ``fully_shard`` makes a DTensor from a shard of a parameter or gradient."""
-
-LOCAL_OF_DTENSOR = TorchName("torch.distributed.tensor.parallel._data_parallel_utils:_flatten_tensor")
-"""Function with which ``FullyShardedDataParallel`` gets the local tensor of a DTensor parameter."""
-
-PARAMETER_GROUP_INIT = TorchName("torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.__init__")
-"""Constructor of a ``fully_shard`` parameter group."""
+def modules_of(parameter_group: Any) -> Iterable[nn.Module]:
+    """Return the modules whose forward gathers a parameter group; none if it is half constructed."""
+    modules: Iterable[nn.Module] = getattr(parameter_group, "modules", ())
+    return modules
 
 
 def replace_groups(parameter_group: Any, replacement: object) -> None:
-    """Replace each process group that a ``fully_shard`` parameter group holds with an object.
+    """Replace each process group that a parameter group holds with an object.
 
     An error may have left the parameter group without some of its attributes.
     """
@@ -72,17 +65,20 @@ def replace_groups(parameter_group: Any, replacement: object) -> None:
                 setattr(mesh_info, attribute, replacement)
 
 
-def modules_of(parameter_group: Any) -> Iterable[nn.Module]:
-    """Return the modules whose forward gathers a ``fully_shard`` parameter group; none if it is half constructed."""
-    modules: Iterable[nn.Module] = getattr(parameter_group, "modules", ())
-    return modules
-
-
+# FSDP1
+SAME_STORAGE = TorchName("torch.distributed.fsdp._flat_param:_same_storage")
+"""Function that checks whether two tensors share memory."""
+HAS_MEMORY = TorchName("torch.distributed.utils:_data_ptr_allocated")
+"""Function that checks whether a tensor has memory."""
+LOCAL_OF_DTENSOR = TorchName("torch.distributed.tensor.parallel._data_parallel_utils:_flatten_tensor")
+"""Function that returns the local tensor of a DTensor parameter."""
+CHECK_MODULE_STATES = TorchName("torch.distributed.fsdp._init_utils:_check_module_states_for_sync_module_states")
+"""Function that refuses to broadcast CPU tensors of a module: ``(module_states)``."""
 GATHER_FLAT_PARAMETER = TorchName("torch.distributed.fsdp._flat_param:FlatParamHandle._all_gather_flat_param")
 """Method that gathers a flat parameter: ``(handle, padded_unsharded_flat_param)``."""
 
-CHECK_MODULE_STATES = TorchName("torch.distributed.fsdp._init_utils:_check_module_states_for_sync_module_states")
-"""Function that refuses to broadcast CPU tensors of a module: ``(module_states)``."""
+module_of_flat_parameter: Callable[[Any], nn.Module] = attrgetter("_fully_sharded_module")
+"""Return the module whose parameters a flat parameter's handle shards."""
 
 
 def group_of_gather(handle: Any) -> dist.ProcessGroup | None:

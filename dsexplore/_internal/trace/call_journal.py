@@ -1,16 +1,17 @@
 """The call journal: a file with the latest calls of one rank that is always current, however its process ends.
 
-A rank that SIGKILL, ``abort`` or ``os._exit`` ends runs nothing more and saves no trace. So each call is written to a
+`record` writes one for each rank of a job that saves into a folder, and removes it once the rank's trace is saved. Of a
+rank that SIGKILL, ``abort`` or ``os._exit`` ends, which saves no trace, it is what is read. Each call is written to a
 file that is mapped into memory, where the operating system keeps it when the process is gone. What calls have in common
 is written once; a call is then two numbers and a time in a ring buffer.
 
 | bytes | |
 |---|---|
-| 0–63 | `_HEAD`: mark, version, number of events, how many of the first of them had ended, lengths of texts |
-| 64–255 | how the process ended, as a rank that outlived it saw: UTF-8 up to the first zero byte |
-| 256–4095 | what the journal says of itself, `JournalInfo` as JSON |
-| from 4096 | kinds of calls, a line of JSON each: the columns of an event that all calls of the kind share |
-| from `_RING` | the ring: `_CALL` for each of the last `KEPT` events |
+| 0 to `_END_AT` | `_HEAD`: mark, version, number of events, how many of the first of them had ended, lengths of texts |
+| to `_INFO_AT` | how the process ended, as a rank that outlived it saw: UTF-8 up to the first zero byte |
+| to `_KINDS_AT` | what the journal says of itself, `JournalInfo` as JSON |
+| to `_RING_AT` | kinds of calls, a line of JSON each: the columns of an event that all calls of the kind share |
+| to `_SIZE` | the ring: `_CALL` for each of the last `KEPT` events |
 """
 
 from __future__ import annotations
@@ -37,19 +38,23 @@ from dsexplore._internal.trace.process_states import end_of_process, host_clock
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 _MARK, _VERSION = b"dsxcalls", 1
-_HEAD = struct.Struct("<8sIQQII")  # mark, version, events, events that had ended, bytes of the info, bytes of the kinds
-_COUNTS = struct.Struct("<QQ")  # its third and fourth field
-_COUNTS_AT, _TEXTS_AT = 12, 28
-_CALL = struct.Struct("<IIQ")  # kind, number among the collectives of its group, start in ns since the Unix epoch
-_END_AT, _INFO_AT, _KINDS_AT, _RING = 64, 256, 4096, 1 << 18
+_HEAD = struct.Struct("<8sIQQII")
+"""Mark, version, events, events that had ended, bytes of the info, bytes of the kinds."""
+_COUNTS, _COUNTS_AT = struct.Struct("<QQ"), struct.calcsize("<8sI")
+"""The two counts of events in `_HEAD`, and where they begin."""
+_ENDED_AT, _BYTES_OF_KINDS_AT = struct.calcsize("<8sIQ"), struct.calcsize("<8sIQQI")
+_COUNT, _BYTES = struct.Struct("<Q"), struct.Struct("<I")
+_END_AT, _INFO_AT, _KINDS_AT, _RING_AT = 64, 256, 4096, 1 << 18
+_CALL = struct.Struct("<IIQ")
+"""Kind, number among the collectives of its group, start in nanoseconds since the Unix epoch."""
 KEPT = 4096
 """Events that a journal keeps: enough to see where a program was, in 64 KiB."""
 _CALL_BYTES = _CALL.size
 _pack_call, _pack_counts = _CALL.pack_into, _COUNTS.pack_into
-_SIZE = _RING + KEPT * _CALL_BYTES
+_SIZE = _RING_AT + KEPT * _CALL_BYTES
 NOT_NUMBERED = 0xFFFFFFFF
 """In place of a number among the collectives of a group."""
-_LEFT_OUT = 0xFFFFFFFE
+_OMITTED = 0xFFFFFFFE
 """The kind of calls for whose own kind no room was left, and of those that were taken back."""
 
 Row = dict[str, Any]
@@ -113,11 +118,11 @@ class CallJournal:
             group: its row of `schema.GROUPS`; None if it has none.
         """
         line = json.dumps({"rows": rows, "group": group}).encode() + b"\n"
-        if self._kinds_end + len(line) > _RING:
-            return _LEFT_OUT
+        if self._kinds_end + len(line) > _RING_AT:
+            return _OMITTED
         self._map[self._kinds_end : self._kinds_end + len(line)] = line
         self._kinds_end += len(line)
-        struct.pack_into("<I", self._map, _TEXTS_AT + 4, self._kinds_end - _KINDS_AT)
+        _BYTES.pack_into(self._map, _BYTES_OF_KINDS_AT, self._kinds_end - _KINDS_AT)
         self._kinds += 1
         return self._kinds - 1
 
@@ -131,7 +136,7 @@ class CallJournal:
             call: the call, which is asked later whether it has ended.
         """
         count, running = self._count, self._running
-        _pack_call(self._map, _RING + count % KEPT * _CALL_BYTES, kind, number, start or 0)
+        _pack_call(self._map, _RING_AT + count % KEPT * _CALL_BYTES, kind, number, start or 0)
         while running and running[0][1].is_over:
             running.popleft()
         running.append((count, call))
@@ -146,23 +151,18 @@ class CallJournal:
             if position == self._count - 1:
                 self._count = position
             else:
-                struct.pack_into("<I", self._map, _RING + position % KEPT * _CALL_BYTES, _LEFT_OUT)
+                _BYTES.pack_into(self._map, _RING_AT + position % KEPT * _CALL_BYTES, _OMITTED)
         _pack_counts(self._map, _COUNTS_AT, self._count, self._running[0][0] if self._running else self._count)
 
     def settle(self) -> None:
         """Write which calls have ended since the last one was issued; another thread may ask for it."""
         count, running = self._count, tuple(self._running)
         ended = next((position for position, call in running if not call.is_over), count)
-        struct.pack_into("<Q", self._map, _COUNTS_AT + 8, min(ended, count))
+        _COUNT.pack_into(self._map, _ENDED_AT, min(ended, count))
 
-    def close(self, *, remove: bool) -> None:
-        """Stop writing; a thread that is about to write may still do so, where nobody reads it any more.
-
-        Args:
-            remove: whether the file goes, as a whole trace says more.
-        """
-        if remove:
-            self.file.unlink(missing_ok=True)
+    def remove(self) -> None:
+        """Remove the file; a thread that is about to write still writes into its memory, which nobody reads."""
+        self.file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def read_journal(file: Path) -> ReadJournal:
         if mark != _MARK or version != _VERSION or len(data) != _SIZE:
             raise ValueError("it has another mark, version or size")
         info = _info(data[_INFO_AT : _INFO_AT + min(of_info, _KINDS_AT - _INFO_AT)])
-        kinds = [json.loads(line) for line in data[_KINDS_AT : min(_KINDS_AT + of_kinds, _RING)].splitlines()]
+        kinds = [json.loads(line) for line in data[_KINDS_AT : min(_KINDS_AT + of_kinds, _RING_AT)].splitlines()]
         end = data[_END_AT:_INFO_AT].partition(b"\0")[0].decode(errors="replace")
         tables = checked_tables(_tables(info, kinds, data, count, ended))
     except (
@@ -236,10 +236,10 @@ def _info(text: bytes) -> JournalInfo:
 def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, count: int, ended: int) -> Tables:
     rows, groups = [], {}
     first = max(count - KEPT, 0)
-    last, part = _LEFT_OUT, 0
+    last, part = _OMITTED, 0
     for seq in range(first, count):
-        kind, number, start = _CALL.unpack_from(data, _RING + seq % KEPT * _CALL_BYTES)
-        if kind == _LEFT_OUT:
+        kind, number, start = _CALL.unpack_from(data, _RING_AT + seq % KEPT * _CALL_BYTES)
+        if kind == _OMITTED:
             continue
         of_kind = kinds[kind]["rows"]
         last, part = kind, (part + 1) % len(of_kind) if kind == last else 0  # a call of several events has several rows
@@ -299,7 +299,8 @@ def note_ends(folder: Path, attempt: str) -> None:
             check_kind_of_path(file)
             with file.open("rb+") as opened:
                 head = opened.read(_KINDS_AT)
-                info = _info(head[_INFO_AT : _INFO_AT + _HEAD.unpack_from(head, 0)[4]])
+                *_, of_info, _ = _HEAD.unpack_from(head, 0)
+                info = _info(head[_INFO_AT : _INFO_AT + of_info])
                 if info.pid == os.getpid() or head[_END_AT] or not is_of_one_job(info.attempt, attempt):
                     continue
                 text = _end_of_process(info).encode()

@@ -126,7 +126,7 @@ def test_every_thread_s_first_request_is_compared(bench: Bench, monkeypatch: pyt
 
     def forgetful(engine, requests, policy, plain_fd, slots, watch):  # type: ignore[no-untyped-def]
         if threading.current_thread().name == f"dsexplore-aio-{wrong}":
-            watch.moved.append((int(requests.offsets[0]), int(requests.lengths.sum())))
+            watch.ranges.append((int(requests.offsets[0]), int(requests.lengths.sum())))
             watch.latencies.append(1.0)
         else:
             honest(engine, requests, policy, plain_fd, slots, watch)

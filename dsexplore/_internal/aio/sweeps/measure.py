@@ -148,7 +148,7 @@ class _SliceRun:
 
     @property
     def bytes(self) -> int:
-        return sum(nbytes for _, nbytes in self.watch.moved)
+        return sum(nbytes for _, nbytes in self.watch.ranges)
 
 
 class Bench:
@@ -351,7 +351,7 @@ class Bench:
             held = [(address, *span) for ring in measured.rings for address, span in ring.held.items()]
             chosen = held[:: max(len(held) // _CHECKED, 1)]
         else:
-            transfers, memory = measured.watch.moved, self._arena.address
+            transfers, memory = measured.watch.ranges, self._arena.address
             first = [(at, min(block, nbytes)) for at, nbytes in transfers[: config.thread_count]]
             others = transfers[:: max(len(transfers) // _CHECKED, 1)]
             last = [(at + (nbytes - 1) // block * block, (nbytes - 1) % block + 1) for at, nbytes in others]

@@ -13,8 +13,8 @@ from dsexplore._internal.analysis.findings.data_parallel_rules import (
 )
 from dsexplore._internal.analysis.findings.evidence import Evidence
 from dsexplore._internal.analysis.findings.finding import Finding, Findings
-from dsexplore._internal.analysis.findings.late_rank_rules import late_rank
 from dsexplore._internal.analysis.findings.optimizer_rules import optimizer_gathers, optimizer_reduces
+from dsexplore._internal.analysis.findings.rank_rules import late_rank, value_errors
 from dsexplore._internal.analysis.findings.tensor_parallel_rules import (
     all_reduce_of_shards,
     gathered_again,
@@ -22,7 +22,6 @@ from dsexplore._internal.analysis.findings.tensor_parallel_rules import (
     repeated_collectives,
     siblings_reduce,
 )
-from dsexplore._internal.analysis.findings.value_errors import value_errors
 from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.trace.steps import SteadySteps
 from dsexplore._internal.trace.tables import Tables
@@ -53,8 +52,8 @@ def findings(tables: Tables, skew: Skew | None = None, steady: SteadySteps | Non
 
     Args:
         tables: the trace.
-        skew: of the trace, where it is known already.
-        steady: steps of the trace from which figures per step are computed, likewise.
+        skew: of the trace; computed from the tables if not given.
+        steady: steps from which figures per step are computed; likewise.
     """
     if tables.events.is_empty() and tables.differing.is_empty():
         return Findings(tables, [])

@@ -137,11 +137,12 @@ def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     Only steps that ended count: where none did, several reductions may be those of several steps. Where one of them
     reduces once, another that reduces more often is no accumulation, but has an optimizer step that was skipped.
     """
-    yield from _fsdp_reduced_each_microbatch(evidence)
-    yield from _ddp_reduced_each_microbatch(evidence)
+    yield from _fsdp_reductions(evidence)
+    yield from _ddp_reductions(evidence)
 
 
-def _fsdp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
+def _fsdp_reductions(evidence: Evidence) -> Iterator[Finding]:
+    """Yield reductions of FSDP groups of one shape and dtype that run in several microbatches of a step."""
     # What one forward calls twice may reduce twice in its backward; only what forwards lie between are microbatches.
     is_forward = pl.col("phase") == "forward"
     begins = is_forward & ~is_forward.shift(1).over("rank").fill_null(False)
@@ -170,7 +171,7 @@ def _fsdp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _ddp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
+def _ddp_reductions(evidence: Evidence) -> Iterator[Finding]:
     """Yield DDP buckets of models that reduce more elements in a step than they hold.
 
     Bucket sizes do not show repetition: two buckets, as of equal layers, may have one size. Steps in which one model

@@ -15,7 +15,7 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
 
 COLUMNS: dict[str, pl.DataType] = {
-    "rule": pl.String(),  # name of the rule, that of its file
+    "rule": pl.String(),  # name of the rule, that of its function
     "module": pl.String(),  # one module, or a place with its numbered siblings together: "Llama.layers.*.mlp"
     "source": pl.String(),  # "file:line", or "file:line, line" where several send the same
     "op": pl.String(),
@@ -38,29 +38,31 @@ COST_OF_A_CALL = 128 * 1024
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a program sends needlessly; count and bytes are means over the ranks that send it."""
+    """Something that a program sends needlessly, or wrong values.
+
+    Counts and bytes are means over the ranks that send it.
+    """
 
     rule: str
     module: str
-    source: str
-    op: str
     axis: str
-    count: float
-    """Collectives per rank and step, or per rank where ``per`` says so."""
-    message_bytes: int
-    wire_bytes: int
-    spare_bytes: int
-    """Wire bytes that the change would save, by what the trace shows."""
-    spare_calls: float
-    """Collectives that the change would spare."""
     why: str
     change: str
-    rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
-    """The events that it speaks of, as positions in `Trace.events`."""
+    source: str = ""
+    op: str = ""
     per: str = "rank and step"
+    count: float = 0.0
+    """Collectives per rank and step, or per rank where ``per`` says so."""
+    message_bytes: int = 0
+    wire_bytes: int = 0
+    spare_bytes: int = 0
+    """Wire bytes that the change would save, by what the trace shows."""
+    spare_calls: float = 0.0
+    """Collectives that the change would spare."""
     spare_seconds: float = 0.0
     """Seconds of waiting, of all ranks in all steps, that the change would spare."""
-
+    rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False, compare=False)
+    """The events that it speaks of, as positions in `Trace.events`."""
     is_wrong: bool = False
     """True if values are wrong: then there is no traffic to spare, and no event."""
 

@@ -25,11 +25,12 @@ CHECKED = 1 << 14
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The group of a sweep, and this rank's number in it."""
+class SweptGroup:
+    """The process group that a sweep measures, and with what tensors."""
 
     group: Any
     rank: int
+    """This rank's number in the group."""
     size: int
     device: torch.device
     dtype: torch.dtype
@@ -38,35 +39,57 @@ class Ranks:
         """Return the global rank of a rank of the group."""
         return td.get_global_rank(self.group, rank)
 
+    def empty(self, count: int) -> torch.Tensor:
+        """Return a buffer of `count` elements."""
+        return torch.empty(count, dtype=self.dtype, device=self.device)
+
+    def pattern(self, places: torch.Tensor, rank: int | torch.Tensor) -> torch.Tensor:
+        """Return the elements at given indices of a rank's input."""
+        return (places % PERIOD + rank).to(self.dtype)
+
+    def input_of(self, rank: int, count: int) -> torch.Tensor:
+        """Return the input of a rank."""
+        return self.pattern(torch.arange(count, device=self.device), rank)
+
+    def sum_at(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all ranks of the elements at given indices."""
+        return (self.size * (places % PERIOD) + self.size * (self.size - 1) // 2).to(self.dtype)
+
+    def reduced(self, value: float, op: Any) -> float:
+        """Return a number of each rank, reduced over the group."""
+        joined = torch.tensor([value], dtype=torch.float64, device=self.device)
+        td.all_reduce(joined, op=op, group=self.group)
+        return float(joined.item())
+
+    def synchronize(self) -> None:
+        """Wait for the device, if it is a GPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """One op at one size, ready to be called.
-
-    Attributes:
-        call: runs the collective, and returns when it is done or, on GPUs, when it is queued.
-        refill: writes the input, which a call in place has overwritten.
-        result: what the call wrote on this rank; None if this rank receives nothing.
-        expected: returns the expected elements of `result` at given indices.
-        message_bytes: message bytes S.
-    """
+    """One op at one size, ready to be called."""
 
     call: Callable[[], None]
+    """Runs the collective, and returns when it is done or, on GPUs, when it is queued."""
     refill: Callable[[], None]
+    """Writes the input, which a call in place has overwritten."""
     result: torch.Tensor | None
+    """What the call writes on this rank; None if this rank receives nothing."""
     expected: Callable[[torch.Tensor], torch.Tensor]
-    message_bytes: int
+    """Returns the expected elements of `result` at given indices."""
 
 
-def elements(op: str, message_bytes: int, ranks: Ranks) -> int:
+def elements(op: str, message_bytes: int, swept: SweptGroup) -> int:
     """Return the number of elements of a rank's part, or of the whole buffer for ops without parts."""
-    parts = ranks.size if op in IN_PARTS else 1
-    return message_bytes // ranks.dtype.itemsize // parts
+    parts = swept.size if op in IN_PARTS else 1
+    return message_bytes // swept.dtype.itemsize // parts
 
 
-def prepare(op: str, message_bytes: int, in_place: bool, ranks: Ranks) -> Prepared:
+def prepare(op: str, message_bytes: int, in_place: bool, swept: SweptGroup) -> Prepared:
     """Allocate the buffers of an op; sizes are rounded down to whole elements for each rank."""
-    count = elements(op, message_bytes, ranks)
+    count = elements(op, message_bytes, swept)
     make = {
         "all_reduce": _all_reduce,
         "all_gather": _all_gather,
@@ -78,7 +101,7 @@ def prepare(op: str, message_bytes: int, in_place: bool, ranks: Ranks) -> Prepar
         "scatter": _scatter,
         "send": _send,
     }[op]
-    return make(count, in_place, ranks)
+    return make(count, in_place, swept)
 
 
 def wrong_elements(prepared: Prepared) -> int:
@@ -95,29 +118,11 @@ def wrong_elements(prepared: Prepared) -> int:
     return int((prepared.result[places] != prepared.expected(places)).sum())
 
 
-def _pattern(places: torch.Tensor, rank: int | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return (places % PERIOD + rank).to(dtype)
-
-
-def _filled(count: int, ranks: Ranks, rank: int | None = None) -> torch.Tensor:
-    places = torch.arange(count, device=ranks.device)
-    return _pattern(places, ranks.rank if rank is None else rank, ranks.dtype)
-
-
-def _sum(places: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    total = ranks.size * (places % PERIOD) + ranks.size * (ranks.size - 1) // 2
-    return total.to(ranks.dtype)
-
-
-def _bytes(count: int, ranks: Ranks) -> int:
-    return count * ranks.dtype.itemsize
-
-
 def _single_buffer(
-    count: int, in_place: bool, ranks: Ranks, collective: Callable[[torch.Tensor], None]
+    count: int, in_place: bool, swept: SweptGroup, collective: Callable[[torch.Tensor], None]
 ) -> tuple[torch.Tensor, Callable[[], None], Callable[[], None]]:
     """Return a buffer that the collective overwrites, the call, and the refill; out of place, the call copies first."""
-    source = _filled(count, ranks)
+    source = swept.input_of(swept.rank, count)
     target = torch.empty_like(source)
 
     def refill() -> None:
@@ -131,114 +136,98 @@ def _single_buffer(
     return target, call, refill
 
 
-def _all_reduce(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    target, call, refill = _single_buffer(count, in_place, ranks, lambda t: _done(td.all_reduce(t, group=ranks.group)))
-    return Prepared(call, refill, target, lambda places: _sum(places, ranks), _bytes(count, ranks))
+def _all_reduce(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    target, call, refill = _single_buffer(count, in_place, swept, lambda t: _done(td.all_reduce(t, group=swept.group)))
+    return Prepared(call, refill, target, swept.sum_at)
 
 
-def _broadcast(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    root = ranks.to_global(0)
+def _broadcast(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    root = swept.to_global(0)
+    target, call, refill = _single_buffer(count, in_place, swept, lambda t: _done(td.broadcast(t, root, swept.group)))
+    return Prepared(call, refill, target, lambda places: swept.pattern(places, 0))
+
+
+def _reduce(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    root = swept.to_global(0)
     target, call, refill = _single_buffer(
-        count, in_place, ranks, lambda t: _done(td.broadcast(t, root, group=ranks.group))
+        count, in_place, swept, lambda t: _done(td.reduce(t, root, group=swept.group))
     )
-    return Prepared(call, refill, target, lambda p: _pattern(p, 0, ranks.dtype), _bytes(count, ranks))
+    return Prepared(call, refill, target if swept.rank == 0 else None, swept.sum_at)
 
 
-def _reduce(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    root = ranks.to_global(0)
-    target, call, refill = _single_buffer(
-        count, in_place, ranks, lambda t: _done(td.reduce(t, root, group=ranks.group))
-    )
-    result = target if ranks.rank == 0 else None
-    return Prepared(call, refill, result, lambda places: _sum(places, ranks), _bytes(count, ranks))
-
-
-def _from_all_ranks(count: int, ranks: Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function for the expected elements of a buffer with one part from each rank."""
-    return lambda places: _pattern(places % count, places // count, ranks.dtype)
-
-
-def _all_gather(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    gathered = torch.empty(count * ranks.size, dtype=ranks.dtype, device=ranks.device)
-    local_part = (
-        gathered[ranks.rank * count : (ranks.rank + 1) * count] if in_place else torch.empty_like(gathered[:count])
-    )
-    source = _filled(count, ranks)
+def _all_gather(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    gathered = swept.empty(count * swept.size)
+    local_part = gathered.split(count)[swept.rank] if in_place else swept.empty(count)
+    source = swept.input_of(swept.rank, count)
     return Prepared(
-        lambda: _done(td.all_gather_into_tensor(gathered, local_part, group=ranks.group)),
+        lambda: _done(td.all_gather_into_tensor(gathered, local_part, group=swept.group)),
         lambda: _done(local_part.copy_(source)),
         gathered,
-        _from_all_ranks(count, ranks),
-        _bytes(count * ranks.size, ranks),
+        lambda places: swept.pattern(places % count, places // count),
     )
 
 
-def _reduce_scatter(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    source = _filled(count * ranks.size, ranks)
+def _reduce_scatter(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    source = swept.input_of(swept.rank, count * swept.size)
     given = source.clone() if in_place else source
-    first = ranks.rank * count
-    local_part = given[first : first + count] if in_place else torch.empty_like(source[:count])
+    local_part = given.split(count)[swept.rank] if in_place else swept.empty(count)
     return Prepared(
-        lambda: _done(td.reduce_scatter_tensor(local_part, given, group=ranks.group)),
+        lambda: _done(td.reduce_scatter_tensor(local_part, given, group=swept.group)),
         lambda: _done(given.copy_(source)) if in_place else None,
         local_part,
-        lambda places: _sum(places + first, ranks),
-        _bytes(count * ranks.size, ranks),
+        lambda places: swept.sum_at(places + swept.rank * count),
     )
 
 
-def _all_to_all(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    source = _filled(count, ranks).repeat(ranks.size)
+def _all_to_all(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    source = swept.input_of(swept.rank, count).repeat(swept.size)
     received = torch.empty_like(source)
     return Prepared(
-        lambda: _done(td.all_to_all_single(received, source, group=ranks.group)),
+        lambda: _done(td.all_to_all_single(received, source, group=swept.group)),
         lambda: None,
         received,
-        _from_all_ranks(count, ranks),
-        _bytes(count * ranks.size, ranks),
+        lambda places: swept.pattern(places % count, places // count),
     )
 
 
-def _gather(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    source, root = _filled(count, ranks), ranks.to_global(0)
-    gathered = torch.empty(count * ranks.size if ranks.rank == 0 else 0, dtype=ranks.dtype, device=ranks.device)
-    parts = list(gathered.split(count)) if ranks.rank == 0 else None
+def _gather(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    source, root = swept.input_of(swept.rank, count), swept.to_global(0)
+    gathered = swept.empty(count * swept.size if swept.rank == 0 else 0)
+    parts = list(gathered.split(count)) if swept.rank == 0 else None
     return Prepared(
-        lambda: _done(td.gather(source, parts, dst=root, group=ranks.group)),
+        lambda: _done(td.gather(source, parts, dst=root, group=swept.group)),
         lambda: None,
-        gathered if ranks.rank == 0 else None,
-        _from_all_ranks(count, ranks),
-        _bytes(count * ranks.size, ranks),
+        gathered if swept.rank == 0 else None,
+        lambda places: swept.pattern(places % count, places // count),
     )
 
 
-def _scatter(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    root, local_part = ranks.to_global(0), torch.empty(count, dtype=ranks.dtype, device=ranks.device)
-    parts = [_filled(count, ranks, rank) for rank in range(ranks.size)] if ranks.rank == 0 else None
+def _scatter(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    root, local_part = swept.to_global(0), swept.empty(count)
+    parts = [swept.input_of(rank, count) for rank in range(swept.size)] if swept.rank == 0 else None
     return Prepared(
-        lambda: _done(td.scatter(local_part, parts, src=root, group=ranks.group)),
+        lambda: _done(td.scatter(local_part, parts, src=root, group=swept.group)),
         lambda: None,
         local_part,
-        lambda places: _pattern(places, ranks.rank, ranks.dtype),
-        _bytes(count * ranks.size, ranks),
+        lambda places: swept.pattern(places, swept.rank),
     )
 
 
-def _send(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    source = _filled(count, ranks)
+def _send(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
+    source = swept.input_of(swept.rank, count)
     received = torch.empty_like(source)
-    before, after = (ranks.to_global((ranks.rank + step) % ranks.size) for step in (-1, 1))
+    before, after = (swept.to_global((swept.rank + step) % swept.size) for step in (-1, 1))
 
     def call() -> None:
         exchange = [
-            td.P2POp(td.isend, source, after, group=ranks.group),
-            td.P2POp(td.irecv, received, before, group=ranks.group),
+            td.P2POp(td.isend, source, after, group=swept.group),
+            td.P2POp(td.irecv, received, before, group=swept.group),
         ]
         for work in td.batch_isend_irecv(exchange):
             work.wait()
 
-    expected = (ranks.rank - 1) % ranks.size
-    return Prepared(call, lambda: None, received, lambda p: _pattern(p, expected, ranks.dtype), _bytes(count, ranks))
+    expected = (swept.rank - 1) % swept.size
+    return Prepared(call, lambda: None, received, lambda p: swept.pattern(p, expected))
 
 
 def _done(_: Any) -> None:

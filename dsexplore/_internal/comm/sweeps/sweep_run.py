@@ -24,7 +24,7 @@ from dsexplore._internal.comm.sweeps.sweep_ops import (
     IN_PLACE,
     SWEPT,
     Prepared,
-    Ranks,
+    SweptGroup,
     elements,
     prepare,
     wrong_elements,
@@ -85,26 +85,26 @@ def sweep(
     Raises:
         UsageError: no process group, a simulated one, an unknown op, or sizes that cannot be.
     """
-    ranks = _ranks(group, dtype)
+    swept = _swept(group, dtype)
     bytes_wanted = _sizes(message_bytes, smallest, largest, factor)
     _check(ops, rounds)
-    where, remarks = _places(ranks)
-    kept, too_large = _that_fit(bytes_wanted, ranks, where[1])
+    where, remarks = _places(swept)
+    kept, too_large = _that_fit(bytes_wanted, swept, where[1])
     remarks += too_large
     slices = [
         CollectiveSlice(op, size, place)
         for op in ops
         for size in kept
-        if elements(op, size, ranks) > 0
+        if elements(op, size, swept) > 0
         for place in (False, True)
         if not place or (in_place and op in IN_PLACE)
     ]
     started = datetime.now().astimezone().isoformat(timespec="seconds")
-    points = _measure(slices, ranks, rounds, seconds, clock)
+    points = _measure(slices, swept, rounds, seconds, clock)
     conditions = SweepConditions(
-        *(str(td.get_backend(ranks.group)), ranks.device.type, *where),
+        *(str(td.get_backend(swept.group)), swept.device.type, *where),
         dtype=str(dtype).removeprefix("torch."),
-        software=_software(ranks),
+        software=_software(swept),
         started=started,
         remarks=tuple(remarks),
         processors=len(os.sched_getaffinity(0)),
@@ -112,7 +112,7 @@ def sweep(
     return CommSweep(conditions, points)
 
 
-def _ranks(group: Any, dtype: torch.dtype) -> Ranks:
+def _swept(group: Any, dtype: torch.dtype) -> SweptGroup:
     if not td.is_available() or not td.is_initialized():
         raise UsageError("there is no process group to measure: run this under torchrun, or dsexplore comm --real 4")
     group = group or td.group.WORLD
@@ -123,7 +123,7 @@ def _ranks(group: Any, dtype: torch.dtype) -> Ranks:
     if backend == "fake":
         raise UsageError("a simulated group takes no time: measure a real one, as with dsexplore comm --real 4")
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
-    return Ranks(group, rank, td.get_world_size(group), device, dtype)
+    return SweptGroup(group, rank, td.get_world_size(group), device, dtype)
 
 
 def _check(ops: Sequence[str], rounds: int) -> None:
@@ -153,22 +153,22 @@ def _sizes(
     return wanted
 
 
-def _places(ranks: Ranks) -> tuple[tuple[int, int], list[str]]:
+def _places(swept: SweptGroup) -> tuple[tuple[int, int], list[str]]:
     """Return the number of nodes and of ranks per node, with a remark if nodes have different numbers of ranks."""
     import socket
 
-    names: list[Any] = [None] * ranks.size
-    td.all_gather_object(names, socket.gethostname(), group=ranks.group)
+    names: list[Any] = [None] * swept.size
+    td.all_gather_object(names, socket.gethostname(), group=swept.group)
     counts = [names.count(name) for name in dict.fromkeys(names)]
     remarks = [] if len(set(counts)) == 1 else [f"nodes have different numbers of ranks: {counts}"]
     return (len(counts), max(counts)), remarks
 
 
-def _that_fit(sizes: list[int], ranks: Ranks, per_node: int) -> tuple[list[int], list[str]]:
+def _that_fit(sizes: list[int], swept: SweptGroup, per_node: int) -> tuple[list[int], list[str]]:
     """Return the sizes whose buffers fit the memory of the rank with the least, and a remark on those that do not."""
-    free = torch.tensor([float(_free_bytes(ranks.device))], device=ranks.device)
-    td.all_reduce(free, op=td.ReduceOp.MIN, group=ranks.group)
-    shares = per_node if ranks.device.type == "cpu" else 1
+    free = torch.tensor([float(_free_bytes(swept.device))], device=swept.device)
+    td.all_reduce(free, op=td.ReduceOp.MIN, group=swept.group)
+    shares = per_node if swept.device.type == "cpu" else 1
     most = int(free.item()) * MEMORY_SHARE / shares / BUFFERS
     kept = [size for size in sizes if size <= most]
     if not kept:
@@ -186,15 +186,15 @@ def _free_bytes(device: torch.device) -> int:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
 
 
-def _software(ranks: Ranks) -> str:
+def _software(swept: SweptGroup) -> str:
     library = ""
-    if ranks.device.type == "cuda":
+    if swept.device.type == "cuda":
         library = ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
     return f"torch {torch.__version__}{library}"
 
 
 def _measure(
-    slices: list[CollectiveSlice], ranks: Ranks, rounds: int, seconds: float, clock: Callable[[], float]
+    slices: list[CollectiveSlice], swept: SweptGroup, rounds: int, seconds: float, clock: Callable[[], float]
 ) -> list[SweepPoint]:
     """Check and time all slices, round by round."""
     times: dict[CollectiveSlice, list[float]] = {piece: [] for piece in slices}
@@ -204,19 +204,19 @@ def _measure(
     with track("measuring collectives", total=rounds * len(slices), unit="slices") as work:
         for number in range(rounds):
             for piece in slices:
-                prepared = prepare(*piece, ranks)
+                prepared = prepare(*piece, swept)
                 if number == 0:
-                    wrong[piece] = int(_over_ranks(float(wrong_elements(prepared)), td.ReduceOp.SUM, ranks))
-                timed = _time_slice(prepared, ranks, seconds, clock)
-                times[piece].append(_over_ranks(timed.mean, td.ReduceOp.SUM, ranks) / ranks.size)
+                    wrong[piece] = int(swept.reduced(float(wrong_elements(prepared)), td.ReduceOp.SUM))
+                timed = _time_slice(prepared, swept, seconds, clock)
+                times[piece].append(swept.reduced(timed.mean, td.ReduceOp.SUM) / swept.size)
                 if timed.quartile is not None:
-                    quartiles[piece].append(_over_ranks(timed.quartile, td.ReduceOp.SUM, ranks) / ranks.size)
+                    quartiles[piece].append(swept.reduced(timed.quartile, td.ReduceOp.SUM) / swept.size)
                 calls[piece] += timed.calls
                 work.advance(1)
     return [
         SweepPoint(
             op=piece.op,
-            message_bytes=_counted(piece, ranks),
+            message_bytes=_whole_bytes(piece, swept),
             in_place=piece.in_place,
             rounds=tuple(times[piece]),
             calls=calls[piece],
@@ -227,16 +227,10 @@ def _measure(
     ]
 
 
-def _counted(piece: CollectiveSlice, ranks: Ranks) -> int:
-    """Return the message bytes that were actually moved: whole elements for each rank."""
-    parts = ranks.size if piece.op in IN_PARTS else 1
-    return elements(piece.op, piece.message_bytes, ranks) * parts * ranks.dtype.itemsize
-
-
-def _over_ranks(value: float, how: Any, ranks: Ranks) -> float:
-    joined = torch.tensor([value], dtype=torch.float64, device=ranks.device)
-    td.all_reduce(joined, op=how, group=ranks.group)
-    return float(joined.item())
+def _whole_bytes(piece: CollectiveSlice, swept: SweptGroup) -> int:
+    """Return the message bytes that a slice moves: whole elements for each rank."""
+    parts = swept.size if piece.op in IN_PARTS else 1
+    return elements(piece.op, piece.message_bytes, swept) * parts * swept.dtype.itemsize
 
 
 class _Timed(NamedTuple):
@@ -249,16 +243,15 @@ class _Timed(NamedTuple):
     calls: int
 
 
-def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callable[[], float]) -> _Timed:
+def _time_slice(prepared: Prepared, swept: SweptGroup, seconds: float, clock: Callable[[], float]) -> _Timed:
     """Time the calls of a slice on this rank, equally many on all ranks."""
-    estimate = _over_ranks(
-        min(_timed_together(prepared, ranks, 1, clock) for _ in range(WARM_UP)), td.ReduceOp.MAX, ranks
-    )
+    fastest = min(_timed_together(prepared, swept, 1, clock) for _ in range(WARM_UP))
+    estimate = swept.reduced(fastest, td.ReduceOp.MAX)
     count = max(LEAST_CALLS, min(MOST_CALLS, int(seconds / max(estimate, 1e-9))))
-    td.barrier(group=ranks.group)
-    _wait(ranks)
-    if ranks.device.type != "cpu":
-        return _Timed(_timed_together(prepared, ranks, count, clock), None, count)
+    td.barrier(group=swept.group)
+    swept.synchronize()
+    if swept.device.type != "cpu":
+        return _Timed(_timed_together(prepared, swept, count, clock), None, count)
     durations = []
     begun = ended = clock()
     for _ in range(count):
@@ -269,15 +262,10 @@ def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callabl
     return _Timed((ended - begun) / count, sorted(durations)[count // 4], count)
 
 
-def _timed_together(prepared: Prepared, ranks: Ranks, count: int, clock: Callable[[], float]) -> float:
+def _timed_together(prepared: Prepared, swept: SweptGroup, count: int, clock: Callable[[], float]) -> float:
     """Return the mean seconds of `count` calls; on a GPU they queue behind one another."""
     begun = clock()
     for _ in range(count):
         prepared.call()
-    _wait(ranks)
+    swept.synchronize()
     return (clock() - begun) / count
-
-
-def _wait(ranks: Ranks) -> None:
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize(ranks.device)

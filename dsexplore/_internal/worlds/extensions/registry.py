@@ -32,6 +32,8 @@ _OURS = {
     ),
 }
 """{module of this folder: packages that it has stand-ins for}."""
+WITHOUT_STAND_IN = frozenset({"deep_ep", "deep_gemm"})
+"""Packages for GPUs that nothing stands in for."""
 _factories: dict[str, tuple[Callable[[], Names], ...]] = {}
 
 

@@ -1,17 +1,15 @@
-"""Remedies for errors that end a script because its simulated world lacks something, where the error names none."""
+"""`remedy_for`: what to do about an error that ends a script because its simulated world lacks something."""
 
 from __future__ import annotations
 
 import re
 
+from dsexplore._internal.worlds.extensions.registry import WITHOUT_STAND_IN, registered_package
+
 _WITHOUT_CUDA = re.compile("cuda|nvidia|accelerator device|dummy base class", re.IGNORECASE)
 """What torch's many errors say where a program asks for CUDA and there is none; they differ by build and version."""
 _OF_GPUS = re.compile(r"Could not run '(aten::\w+)' with arguments from the 'CPU' backend")
 """The error of torch for ops with GPU kernels only."""
-_EXTENSIONS = frozenset(
-    {"apex", "deep_ep", "deep_gemm", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers"}
-)
-"""Packages that are extensions for GPUs; scripts have an option to use torch's form of each instead."""
 
 
 def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: bool) -> str:
@@ -39,7 +37,7 @@ def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: boo
         return "torch's builds for CUDA bring triton, this one does not: pip install triton, which needs no GPU"
     if missing == "torchcomms":
         return "torchcomms is not recorded: give the script the option that takes torch.distributed's own groups"
-    if missing in _EXTENSIONS:
+    if missing in WITHOUT_STAND_IN or registered_package(missing):
         return (
             f"{missing} is an extension for GPUs, which cannot run here: give the script the option that takes torch's "
             "own form in its place, such as attn_implementation='sdpa'"

@@ -1,5 +1,9 @@
-"""``dsexplore run``: an unmodified training script on simulated ranks, from a terminal; its options are in
-`worlds.scripts.run_options`."""
+"""``dsexplore run``: what `dsexplore.run` (in `run_script`) does, from a terminal.
+
+The command reads world and script from `run_options` and from a launcher's line, prints how each script ended, and
+exits as it did. The function returns the trace, or raises the script's error. Both make a `Setting`, and leave the rest
+to `play` for one rank and to `play_several` for several.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run`: trace an unmodified training script on simulated ranks."""
+"""`run`: trace an unmodified training script on simulated ranks; `run_command` is its form for a terminal."""
 
 from __future__ import annotations
 
