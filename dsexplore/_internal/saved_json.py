@@ -76,10 +76,10 @@ _WORDS: Mapping[Any, str] = {
 def _dataclass_of(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {reprlib.repr(value)}, and must be an object")
-    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
-    for name in value.keys() - known.keys():
-        raise ValueError(f"{where}.{name} is not known: {', '.join(known)} are")
-    for name, field in known.items():
+    hints, by_name = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    for name in value.keys() - by_name.keys():
+        raise ValueError(f"{where}.{name} is not known: {', '.join(by_name)} are")
+    for name, field in by_name.items():
         if name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}.{name} is missing")
     read = {name: _value_of(hints[name], element, f"{where}.{name}") for name, element in value.items()}

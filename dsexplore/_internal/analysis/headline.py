@@ -211,28 +211,16 @@ class Headline(Displayable):
 
     def _axes(self) -> Iterator[Sentence]:
         """Yield the sentence about the bytes of a step by axis, and about start-up."""
-        frame, outside = self.to_frame(), self._events_outside_steps
-        start_up, between = (wire_text(outside[phase], self.ranks) for phase in ("start-up", "between steps"))
-        rows = _positions(self._coded)
-        total = float(frame["wire_bytes"].sum())
         if not len(self._coded):
-            every = np.arange(self.tables.events.height)
-            apart = [f"start-up sends {start_up} per rank"] if len(outside["start-up"]) else []
-            apart += [f"forwards without gradients send {self._no_grad}"] if len(outside["no-grad forward"]) else []
-            apart += [f"between steps {between} per rank are sent"] if len(outside["between steps"]) else []
-            text = f"{listed(apart)}; no step was recorded."
-            yield Sentence("axes", text[0].upper() + text[1:], every)
+            yield self._without_steps()
             return
+        frame, rows = self.to_frame(), _positions(self._coded)
+        total = float(frame["wire_bytes"].sum())
         has_steps = self.steps > 1 or bool(self._coded["phase"].is_in(IN_A_STEP).any())
         what = "A step" if has_steps else "The program"
         if self.stopped_with:
             what = "A whole step" if self.tables.info.whole_steps else "Until then the program"
-        before = f"; start-up sent {start_up} per rank before it" if _sends(outside["start-up"]) else ""
-        before += (
-            f"; forwards without gradients sent {self._no_grad} besides" if _sends(outside["no-grad forward"]) else ""
-        )
-        before += f"; between steps {between} per rank were sent" if _sends(outside["between steps"]) else ""
-        before = f"{self._more}{before}"
+        before = f"{self._more}{self._sent_outside_steps()}"
         unknown = self.unknown
         parts = [(axis or NO_AXIS, size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
         if not parts and unknown:
@@ -258,6 +246,33 @@ class Headline(Displayable):
             f"{what} sends {least}{format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.",
             rows,
         )
+
+    def _without_steps(self) -> Sentence:
+        """Return the sentence of a recording without a step."""
+        outside, per_rank = self._events_outside_steps, self._per_rank_outside_steps
+        parts = [f"start-up sends {per_rank['start-up']}"] if len(outside["start-up"]) else []
+        parts += [f"forwards without gradients send {self._no_grad}"] if len(outside["no-grad forward"]) else []
+        parts += [f"between steps {per_rank['between steps']} are sent"] if len(outside["between steps"]) else []
+        text = f"{listed(parts)}; no step was recorded."
+        return Sentence("axes", text[0].upper() + text[1:], np.arange(self.tables.events.height))
+
+    def _sent_outside_steps(self) -> str:
+        """Return the clauses about what was sent outside of steps; empty if nothing was."""
+        outside, per_rank = self._events_outside_steps, self._per_rank_outside_steps
+        text = f"; start-up sent {per_rank['start-up']} before it" if _sends(outside["start-up"]) else ""
+        text += (
+            f"; forwards without gradients sent {self._no_grad} besides" if _sends(outside["no-grad forward"]) else ""
+        )
+        return text + (
+            f"; between steps {per_rank['between steps']} were sent" if _sends(outside["between steps"]) else ""
+        )
+
+    @property
+    def _per_rank_outside_steps(self) -> dict[Phase, str]:
+        """Bytes that each phase outside of steps sends: ``8 MiB per rank``."""
+        return {
+            phase: f"{wire_text(events, self.ranks)} per rank" for phase, events in self._events_outside_steps.items()
+        }
 
     @cached_property
     def unknown(self) -> str:

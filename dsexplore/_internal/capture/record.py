@@ -99,16 +99,7 @@ def record(
         recording.notes.append(f"{ENDED_EARLY}{type(error).__name__}")
         recording.end = end_of(error) if recording.attempt else ""
         save = save if saves_end else None
-        says_so = isinstance(error, KeyboardInterrupt) and not inner
-        where = f", saved in {os.fspath(save)}" if save is not None else ""
-        try:
-            _end(recorder, recording, trace, save, journal)
-            if save is not None and recording.attempt:
-                note_ends(Path(save), recording.attempt)  # of peers whose end was this one's error
-        except OSError as failure:  # the error of the block is the one to raise
-            says_so, where = True, f", but could not be saved: {failure}"
-        if says_so:
-            error.add_note(f"The {len(trace):,} collectives recorded until then are kept in the trace{where}.")
+        _end_early(error, recorder, recording, trace, save, journal, is_inner=inner)
         raise
     recording.is_complete = True
     recording.end = end_of(None) if recording.attempt else ""
@@ -165,6 +156,29 @@ def _end(
             save_recording(trace.tables, save)
         if journal is not None:
             journal.remove()
+
+
+def _end_early(
+    error: BaseException,
+    recorder: Recorder,
+    recording: Recording,
+    trace: Trace,
+    save: str | os.PathLike[str] | None,
+    journal: JournaledCalls | None,
+    *,
+    is_inner: bool,
+) -> None:
+    """Close the recording of a block that an error ended; after Ctrl-C, the error says where the trace is."""
+    says_so = isinstance(error, KeyboardInterrupt) and not is_inner
+    where = f", saved in {os.fspath(save)}" if save is not None else ""
+    try:
+        _end(recorder, recording, trace, save, journal)
+        if save is not None and recording.attempt:
+            note_ends(Path(save), recording.attempt)  # of peers whose end was this one's error
+    except OSError as failure:  # the error of the block is the one to raise
+        says_so, where = True, f", but could not be saved: {failure}"
+    if says_so:
+        error.add_note(f"The {len(trace):,} collectives recorded until then are kept in the trace{where}.")
 
 
 def _early_save(

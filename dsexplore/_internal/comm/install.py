@@ -1,5 +1,7 @@
 """Replace the functions of ``deepspeed.comm`` by those of this package, for a job that is written for DeepSpeed.
 
+`install` does it when it is called or, if DeepSpeed is not imported yet, once it is; `uninstall` undoes it.
+
 Requirements:
 
 1. Every reference is replaced: the engine holds the module ``deepspeed.comm`` as ``dist``, other modules hold single
@@ -20,7 +22,7 @@ from contextlib import AbstractContextManager
 from copy import copy
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import FunctionType, ModuleType, TracebackType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch.distributed as td
@@ -42,9 +44,22 @@ from dsexplore._internal.comm.logs import logger
 from dsexplore._internal.comm.logs.issuing_layer import DEEPSPEED
 from dsexplore._internal.torch_internals.process_groups import DEEPSPEEDS_RELEASE
 
-_OURS = (calls, coalesce, custom, deepspeed_names, discovery, launch, logger, objects, p2p, ranks, switches, versions)
+_OUR_MODULES = (
+    calls,
+    coalesce,
+    custom,
+    deepspeed_names,
+    discovery,
+    launch,
+    logger,
+    objects,
+    p2p,
+    ranks,
+    switches,
+    versions,
+)
 """The modules with this package's functions."""
-_THEIRS = tuple(f"{DEEPSPEED}.{name}" for name in ("comm", "torch", "utils"))
+_DEEPSPEEDS_MODULES = tuple(f"{DEEPSPEED}.{name}" for name in ("comm", "torch", "utils"))
 """The modules with DeepSpeed's."""
 _CLASSES = ("P2POp", "Noop")
 """Classes that are replaced in addition to functions."""
@@ -60,41 +75,39 @@ class Installed(AbstractContextManager["Installed"]):
         self._loggers: list[tuple[ModuleType, Any]] = []
         """DeepSpeed's modules with a logger, and that logger. Ours is a single object, so it cannot be found by
         identity."""
-        self._finder = _WhenImported(self._put)
+        self._finder = _WhenImported(self._replace_functions)
 
     def open(self) -> None:
         """Replace DeepSpeed's functions now, or when they are imported."""
         if DEEPSPEED in sys.modules:
-            self._put()
+            self._replace_functions()
         else:
             sys.meta_path.insert(0, self._finder)
 
-    def _put(self) -> None:
-        self._stop_waiting()
-        for module in _modules(DEEPSPEED, *_THEIRS):
+    def close(self) -> None:
+        """Restore DeepSpeed's functions wherever they were replaced."""
+        self._remove_finder()
+        for module, original in self._loggers:
+            setattr(module, _LOGGER, original)
+        _replace_everywhere(self._originals)
+        self._originals, self._loggers = {}, []
+
+    def __exit__(self, *_: object) -> None:
+        uninstall()
+
+    def _replace_functions(self) -> None:
+        self._remove_finder()
+        for module in _imported(DEEPSPEED, *_DEEPSPEEDS_MODULES):
             if hasattr(module, _LOGGER):
                 self._loggers.append((module, getattr(module, _LOGGER)))
                 setattr(module, _LOGGER, logger.comms_logger)
-        stand_ins = {id(theirs): (theirs, _stand_in(ours)) for theirs, ours in _pairs()}
-        self._originals = {id(ours): (ours, theirs) for theirs, ours in stand_ins.values()}
-        _replace(stand_ins)
+        replacements = {id(original): (original, _copy(ours)) for original, ours in _counterparts()}
+        self._originals = {id(copied): (copied, original) for original, copied in replacements.values()}
+        _replace_everywhere(replacements)
 
-    def close(self) -> None:
-        """Restore DeepSpeed's functions wherever they were replaced."""
-        self._stop_waiting()
-        for module, theirs in self._loggers:
-            setattr(module, _LOGGER, theirs)
-        _replace(self._originals)
-        self._originals, self._loggers = {}, []
-
-    def _stop_waiting(self) -> None:
+    def _remove_finder(self) -> None:
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        uninstall()
 
 
 _installed: Installed | None = None
@@ -127,27 +140,27 @@ def uninstall() -> None:
 
 def _adopt_world() -> None:
     """Initialize DeepSpeed's own backend with a world that was initialized through this package."""
-    theirs = sys.modules.get(_THEIRS[0])
-    if theirs is not None and theirs.cdb is None and td.is_initialized():
-        theirs.init_distributed(dist_backend=td.get_backend(), verbose=False)
+    deepspeeds = sys.modules.get(_DEEPSPEEDS_MODULES[0])
+    if deepspeeds is not None and deepspeeds.cdb is None and td.is_initialized():
+        deepspeeds.init_distributed(dist_backend=td.get_backend(), verbose=False)
 
 
-def _pairs() -> Iterator[tuple[Any, Any]]:
-    """Yield each of DeepSpeed's functions and classes with a name of this package, and its replacement."""
+def _counterparts() -> Iterator[tuple[Any, Any]]:
+    """Yield each of DeepSpeed's functions and classes that this package has too, with this package's."""
     ours = {
         name: value
-        for module in _OURS
+        for module in _OUR_MODULES
         for name, value in vars(module).items()
         if not name.startswith("_") and (_is_function_of_ours(value) or name in _CLASSES)
     }
     ours["destroy_process_group"] = _destroy_process_group
-    for module in _modules(*_THEIRS):
+    for module in _imported(*_DEEPSPEEDS_MODULES):
         for name, value in vars(module).items():
             if name in ours and (name in _CLASSES or _is_function_of(value, DEEPSPEED)):
                 yield value, ours[name]
 
 
-def _modules(*names: str) -> list[ModuleType]:
+def _imported(*names: str) -> list[ModuleType]:
     """Return the modules of these names that this process has imported."""
     return [sys.modules[name] for name in names if name in sys.modules]
 
@@ -160,15 +173,15 @@ def _is_function_of(value: Any, package: str) -> bool:
     return isinstance(value, FunctionType) and f"{value.__module__}.".startswith(f"{package}.")
 
 
-def _stand_in(ours: Any) -> Any:
+def _copy(ours: Any) -> Any:
     """Return a copy that differs from the original in identity only; a function's copy is as fast."""
     if isinstance(ours, FunctionType):
-        made = FunctionType(ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__)
-        return functools.update_wrapper(made, ours, ("__kwdefaults__", *functools.WRAPPER_ASSIGNMENTS))
+        function = FunctionType(ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__)
+        return functools.update_wrapper(function, ours, ("__kwdefaults__", *functools.WRAPPER_ASSIGNMENTS))
     return type(ours.__name__, (ours,), {"__doc__": ours.__doc__}) if isinstance(ours, type) else copy(ours)
 
 
-def _replace(replacements: dict[int, tuple[Any, Any]]) -> None:
+def _replace_everywhere(replacements: dict[int, tuple[Any, Any]]) -> None:
     """Replace objects in every module of the process.
 
     Args:

@@ -105,7 +105,7 @@ def compare_numerics(
         problem = next(filter(None, ran.values), "")
 
         ran_again = partial(_ran_again, reference, steps, folder, timeout)
-        unlike = _own_difference(folder, ran_again, axes, is_exact=not problem)
+        unlike = _reference_difference(folder, ran_again, axes, is_exact=not problem)
         if unlike is not None:
             return unlike
 
@@ -138,7 +138,7 @@ def _ran_again(
     return [load_run(file_of(folder, AGAIN, rank)) for rank in range(processes)]
 
 
-def _own_difference(
+def _reference_difference(
     folder: Path, ran_again: Callable[[str, int], list[RunRecord]], mesh: Mesh, *, is_exact: bool
 ) -> NumericsReport | None:
     """Return the report on a reference that differs from itself; None for one that computes the same again."""

@@ -81,7 +81,7 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
     entries = [entry for key in reference.keys for entry in reader.compared(key)]
     if is_exact and file_of(folder, PLAIN, 0).exists():
         plain = _Run([load_run(file_of(folder, PLAIN, rank)) for rank in range(mesh.size)], mesh)
-        _add_own_dtypes(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
+        _add_rounding(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
     has_draws = file_of(folder, DRAWS, 0).exists()
     draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
     return Comparison(mesh, entries, ranks, is_exact, draws, reference.processes[0])
@@ -269,7 +269,7 @@ def _largest_eps(run: RunRecord) -> float:
     return max((torch.finfo(record.value.dtype).eps for record in run.records), default=0.0)
 
 
-def _add_own_dtypes(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> None:
+def _add_rounding(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> None:
     """Set the differences between the program's own dtypes and float64, `Compared.rounding` and `Compared.measured`."""
     for entry in entries:
         record = entry.record

@@ -25,5 +25,5 @@ def item_size(dtype: str) -> int | None:
 
 def item_sizes() -> pl.Expr:
     """Return the bytes of one element of each row, null where `item_size` is None; the column is ``dtype``."""
-    known = {name: item_size(name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
-    return pl.col("dtype").cast(pl.String).replace_strict(known, default=None, return_dtype=pl.Int64)
+    sizes = {name: item_size(name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+    return pl.col("dtype").cast(pl.String).replace_strict(sizes, default=None, return_dtype=pl.Int64)

@@ -75,7 +75,7 @@ def earlier_blocks(paths: Sequence[Path], info: TraceInfo) -> dict[int, EarlierB
     """
     folders = [path for path in paths if path.is_dir()]
     absent = [] if not info.attempt else sorted(set(range(info.world_size)) - set(info.ranks))
-    found: dict[int, EarlierBlock] = {}
+    blocks: dict[int, EarlierBlock] = {}
     for folder, rank in ((folder, rank) for folder in folders for rank in absent):
         parts: list[Tables] = []
         with suppress(OSError, TraceFileError):
@@ -88,8 +88,8 @@ def earlier_blocks(paths: Sequence[Path], info: TraceInfo) -> dict[int, EarlierB
         if of_block:
             calls = max((part.events for part in of_block), key=len)
             last = calls["source"][-1].partition(" ← ")[0] if calls.height else ""
-            found[rank] = EarlierBlock(ends[-1] if ends else RUNNING, last, not ends and "scheduled" in calls["state"])
-    return found
+            blocks[rank] = EarlierBlock(ends[-1] if ends else RUNNING, last, not ends and "scheduled" in calls["state"])
+    return blocks
 
 
 def _was_last_saved_while_it_ran(files: Sequence[Path], ends: Mapping[Path, Sequence[str]]) -> bool:

@@ -212,5 +212,5 @@ def test_what_does_not_fit_into_memory_is_refused(
 ) -> None:
     path = FORMATS["torch.save"](state, tmp_path / "saved")
     monkeypatch.setattr(loading_module, "free_memory", lambda: path.stat().st_size * 2)
-    with pytest.raises(UsageError, match="give most= for shards"):
+    with pytest.raises(UsageError, match="give max_read= for shards"):
         aio.loading(path)

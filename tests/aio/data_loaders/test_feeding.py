@@ -33,7 +33,7 @@ def test_batches_after_the_first_ones_are_counted() -> None:
     looks = iter([({1: ProcessUse(1.0, 10, 0)}, {}), *[({1: ProcessUse(3.0, 30, 20)}, {2: ProcessUse(4.0, 5, 6)})] * 9])
     found = measure(LOADER, 5.0, 0.5, 2, lambda: float(next(ticks)), lambda: next(looks))
     assert (found.batches, found.samples, found.nbytes, found.seconds, found.workers) == (5, 20, 80, 6.0, 1)
-    assert (found.own, found.of_workers) == (ProcessUse(2.0, 20, 20), ProcessUse(4.0, 5, 6))
+    assert (found.of_main, found.of_workers) == (ProcessUse(2.0, 20, 20), ProcessUse(4.0, 5, 6))
     assert found.stall == pytest.approx(6 / 5 - 0.5)
 
 

@@ -66,7 +66,7 @@ def test_waiting_for_a_processor_is_not_waiting_for_something_else(
 @pytest.mark.parametrize(("own", "queued", "limit"), [(1.0, 8.0, "other programs"), (8.0, 1.0, "this process")])
 def test_the_process_that_takes_batches_waits_for_a_processor_too(own: float, queued: float, limit: str) -> None:
     found = feeding(2, own, 4.0)
-    assert replace(found, own=found.own._replace(queued_seconds=queued)).limit == limit
+    assert replace(found, of_main=found.of_main._replace(queued_seconds=queued)).limit == limit
 
 
 def test_a_step_waits_for_what_the_loader_takes_longer() -> None:

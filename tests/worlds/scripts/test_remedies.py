@@ -65,6 +65,11 @@ def test_a_package_for_gpus(tmp_path: Path, module: str, remedy: str) -> None:
     assert not any(remedy in note for note in notes_of(tmp_path, "import nobodys_package", ModuleNotFoundError))
 
 
+def test_a_world_of_cpus_has_no_stand_ins(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, "import flash_attn", ModuleNotFoundError, hardware="cpu")
+    assert any("a world of GPUs has a stand-in for flash_attn: leave out --hardware cpu" in note for note in notes)
+
+
 def test_an_op_with_kernels_for_gpus_alone(tmp_path: Path) -> None:
     """Libraries of ring attention call torch's attention kernels by name."""
     code = (

@@ -89,17 +89,17 @@ class TestEarlierStages:
 
     def test_a_stage_of_the_same_rank_is_not_played(self) -> None:
         earlier = EarlierStages(lambda *_: pytest.fail("played"))
-        earlier.found(stage(0))
+        earlier.record(stage(0))
         assert earlier.ask(stage(1), 0) == "answer 0"
 
     def test_ranks_share_answers_through_a_folder(self, tmp_path: Path) -> None:
-        EarlierStages(lambda *_: None, str(tmp_path), rank=10).found(stage(1))
-        EarlierStages(lambda *_: None, str(tmp_path), rank=0).found(stage(0))
+        EarlierStages(lambda *_: None, str(tmp_path), rank=10).record(stage(1))
+        EarlierStages(lambda *_: None, str(tmp_path), rank=0).record(stage(0))
         assert EarlierStages(lambda *_: pytest.fail("played"), str(tmp_path)).ask(stage(2), 1) == "answer 1"
         assert len([*tmp_path.iterdir()]) == 2
 
     def test_the_program_ends_with_the_answer_that_is_wanted(self) -> None:
         with pytest.raises(ShapesKnown) as ended:
-            EarlierStages(lambda *_: None, wanted=1).found(stage(1))
+            EarlierStages(lambda *_: None, wanted=1).record(stage(1))
         assert ended.value.answer == "answer 1"
         assert not isinstance(ended.value, Exception)

@@ -1,12 +1,17 @@
-"""The calls that people load checkpoints with, each as a function that yields what one file holds after another."""
+"""The calls that people load checkpoints with, and the tensors that they load into.
+
+`loading` times each call of `loaders_of`, and copies what it returns into `new_targets`.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT
@@ -23,7 +28,7 @@ NO_SAFETENSORS = "safetensors is not installed (pip install 'dsexplore[checkpoin
 
 Tensors = dict[str, "torch.Tensor"]
 LoadFunction = Callable[[Checkpoint, Tensors], Iterator[Mapping[str, object]]]
-"""Takes a checkpoint and the tensors to fill, and yields the content of each file; nothing if it fills them itself."""
+"""Takes a checkpoint and the tensors to fill. Yields the content of each file, or one empty dict if it fills them."""
 
 
 @dataclass(frozen=True)
@@ -41,45 +46,36 @@ def loaders_of(checkpoint: Checkpoint) -> list[Loader]:
     """Return the ways to load a checkpoint here; the first is the customary one."""
     if checkpoint.kind == "DCP":
         return [Loader("torch.distributed.checkpoint.load", _load_dcp)]
-    direct = Loader(DIRECT, _load_direct)
-    if checkpoint.kind == "safetensors":
-        return [*_safetensors_loaders(), direct]
-    plain = Loader("torch.load", _load_torch)
-    mapped = Loader("torch.load(mmap=True)", _load_torch_mapped, maps=True)
-    return [plain, *([mapped] if checkpoint.is_zip else []), direct]
+    of_library = _safetensors_loaders() if checkpoint.kind == "safetensors" else _torch_loaders(checkpoint)
+    return [*of_library, Loader(DIRECT, _load_direct)]
+
+
+def _file_by_file(load: Callable[[Path], Mapping[str, object]]) -> LoadFunction:
+    return lambda checkpoint, targets: map(load, checkpoint.files)
 
 
 def _safetensors_loaders() -> list[Loader]:
+    """Return the loaders of safetensors, which maps files; from version 0.8 on it can also read them."""
     if find_spec("safetensors") is None:
         return []
     from safetensors.torch import load_file
 
-    def mapped(checkpoint: Checkpoint, targets: Tensors) -> Iterator[Mapping[str, object]]:
-        for file in checkpoint.files:
-            yield load_file(file)
-
-    def read(checkpoint: Checkpoint, targets: Tensors) -> Iterator[Mapping[str, object]]:
-        for file in checkpoint.files:
-            yield load_file(file, backend="pread")
-
-    loaders = [Loader("safetensors.torch.load_file", mapped, maps=True)]
-    if "backend" in signature(load_file).parameters:  # from safetensors 0.8 on
+    loaders = [Loader("safetensors.torch.load_file", _file_by_file(load_file), maps=True)]
+    if "backend" in signature(load_file).parameters:
+        read = _file_by_file(partial(load_file, backend="pread"))
         loaders.append(Loader('safetensors.torch.load_file(backend="pread")', read))
     return loaders
 
 
-def _load_torch(checkpoint: Checkpoint, targets: Tensors) -> Iterator[Mapping[str, object]]:
+def _torch_loaders(checkpoint: Checkpoint) -> list[Loader]:
+    """Return the loaders of ``torch.save``'s files; the last one maps them if they can be mapped."""
     import torch
 
-    for file in checkpoint.files:
-        yield torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _load_torch_mapped(checkpoint: Checkpoint, targets: Tensors) -> Iterator[Mapping[str, object]]:
-    import torch
-
-    for file in checkpoint.files:
-        yield torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    load = partial(torch.load, map_location="cpu", weights_only=True)
+    loaders = [Loader("torch.load", _file_by_file(load))]
+    if checkpoint.is_zip:
+        loaders.append(Loader("torch.load(mmap=True)", _file_by_file(partial(load, mmap=True)), maps=True))
+    return loaders
 
 
 def _load_direct(checkpoint: Checkpoint, targets: Tensors) -> Iterator[Mapping[str, object]]:
@@ -123,9 +119,9 @@ def new_targets(checkpoint: Checkpoint) -> Tensors:
     import torch
 
     shapes: dict[Kind, Callable[[Checkpoint], Iterator[tuple[str, torch.Tensor]]]] = {
-        "safetensors": _empty_of_safetensors,
-        "torch.save": _loaded_for_shapes,
-        "DCP": _empty_of_dcp,
+        "safetensors": _safetensors_shapes,
+        "torch.save": _torch_shapes,
+        "DCP": _dcp_shapes,
     }
     likes = shapes[checkpoint.kind](checkpoint)
     targets = {name: torch.empty(like.shape, dtype=like.dtype).zero_() for name, like in likes}
@@ -134,7 +130,7 @@ def new_targets(checkpoint: Checkpoint) -> Tensors:
     return targets
 
 
-def _empty_of_safetensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+def _safetensors_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
 
     for file in checkpoint.files:
@@ -142,12 +138,11 @@ def _empty_of_safetensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.T
             yield name, torch.empty(entry["shape"], dtype=torch_dtype(entry["dtype"], file), device="meta")
 
 
-def _loaded_for_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+def _torch_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
     from pickle import UnpicklingError
 
-    load = _load_torch_mapped if checkpoint.is_zip else _load_torch
     try:
-        for loaded in load(checkpoint, {}):
+        for loaded in _torch_loaders(checkpoint)[-1].load(checkpoint, {}):
             yield from tensors_in(loaded)
     except UnpicklingError as error:
         raise UsageError(
@@ -156,7 +151,7 @@ def _loaded_for_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tens
         ) from None
 
 
-def _empty_of_dcp(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+def _dcp_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata

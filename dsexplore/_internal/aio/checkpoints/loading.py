@@ -216,5 +216,5 @@ def _check_memory(checkpoint: Checkpoint) -> None:
         files = format_count(len(checkpoint.files), "file")
         raise UsageError(
             f"loading {files} of {checkpoint.path} takes {format_bytes(needed)} of memory, and {format_bytes(free)} "
-            "are free: give most= for shards, or free some"
+            "are free: give max_read= for shards, or free some"
         )

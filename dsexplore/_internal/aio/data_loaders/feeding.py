@@ -95,7 +95,7 @@ def measure(
         nbytes=nbytes,
         seconds=took,
         workers=len(workers_after),
-        own=used_between(before, after),
+        of_main=used_between(before, after),
         of_workers=used_between(workers, workers_after),
         step_seconds=step_seconds,
         processors=len(os.sched_getaffinity(0)),

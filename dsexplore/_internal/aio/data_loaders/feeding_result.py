@@ -38,7 +38,7 @@ class FeedingResult(Displayable):
     """Bytes of the tensors in all batches."""
     seconds: float
     workers: int
-    own: ProcessUse
+    of_main: ProcessUse
     """What the process that takes the batches used."""
     of_workers: ProcessUse
     """What all workers used."""
@@ -55,20 +55,20 @@ class FeedingResult(Displayable):
     @property
     def most_by_processors(self) -> float | None:
         """Samples per second if all processors did nothing else; None if too little was computed to say."""
-        busy = self.own.cpu_seconds + self.of_workers.cpu_seconds
+        busy = self.of_main.cpu_seconds + self.of_workers.cpu_seconds
         return self.samples / busy * self.processors if busy > 0 else None
 
     @property
     def worker_share(self) -> float:
         """Share of the time that a worker, or without workers this process, computes, 0 to 1."""
         if not self.workers:
-            return min(self.own.cpu_seconds / self.seconds, 1.0)
+            return min(self.of_main.cpu_seconds / self.seconds, 1.0)
         return min(self.of_workers.cpu_seconds / self.workers / self.seconds, 1.0)
 
     @property
     def disk_rate(self) -> float:
         """Bytes per second that a disk delivered."""
-        return (self.own.from_disk + self.of_workers.from_disk) / self.seconds
+        return (self.of_main.from_disk + self.of_workers.from_disk) / self.seconds
 
     @property
     def stall(self) -> float | None:
@@ -80,13 +80,13 @@ class FeedingResult(Displayable):
     @property
     def queued_share(self) -> float:
         """Share of the time in which a worker, or without workers this process, waits for a processor, 0 to 1."""
-        queued = self.of_workers.queued_seconds / self.workers if self.workers else self.own.queued_seconds
+        queued = self.of_workers.queued_seconds / self.workers if self.workers else self.of_main.queued_seconds
         return min(queued / self.seconds, 1.0)
 
     @property
     def limit(self) -> str:
         """``workers``, ``this process``, ``processors``, ``other programs``, ``disk`` or ``neither``."""
-        busy = self.own.cpu_seconds + self.of_workers.cpu_seconds
+        busy = self.of_main.cpu_seconds + self.of_workers.cpu_seconds
         if self.workers and busy >= _BUSY * self.processors * self.seconds:
             return "processors"
         ready = self.worker_share + self.queued_share
@@ -94,11 +94,11 @@ class FeedingResult(Displayable):
             return "other programs"
         if ready >= _BUSY:
             return "workers" if self.workers else "this process"
-        if self.own.cpu_seconds + self.own.queued_seconds >= _BUSY * self.seconds:
-            queues = self.own.queued_seconds >= _QUEUES * (self.own.cpu_seconds + self.own.queued_seconds)
+        if self.of_main.cpu_seconds + self.of_main.queued_seconds >= _BUSY * self.seconds:
+            queues = self.of_main.queued_seconds >= _QUEUES * (self.of_main.cpu_seconds + self.of_main.queued_seconds)
             return "other programs" if queues else "this process"
-        nbytes = max(self.own.read + self.of_workers.read, self.nbytes)
-        return "disk" if self.own.from_disk + self.of_workers.from_disk > _FEW * nbytes else "neither"
+        nbytes = max(self.of_main.read + self.of_workers.read, self.nbytes)
+        return "disk" if self.of_main.from_disk + self.of_workers.from_disk > _FEW * nbytes else "neither"
 
     def verdict(self) -> str:
         """Return whether a step waits for input, and what limits the loader."""

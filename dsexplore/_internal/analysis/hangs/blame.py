@@ -95,7 +95,7 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     if torn is not None:
         return torn
     if not job.waiting:
-        untold = tuple(sorted(rank for rank, known in job.ranks.items() if not known.tells_whether_it_waits))
+        untold = tuple(sorted(rank for rank, calls in job.ranks.items() if not calls.tells_whether_it_waits))
         return _outside(job) or (Blame("unknown", suspects=untold) if untold else Blame("none"))
     all_mismatches = mismatches(job) if mismatched is None else mismatched
     evidence = HangEvidence(job, front, [mismatch for mismatch in all_mismatches if mismatch.is_harmful])
@@ -126,8 +126,8 @@ def _torn_message(job: JobCalls) -> Blame | None:
 
 def _outside(job: JobCalls) -> Blame | None:
     """Blame ranks outside all recorded calls."""
-    found = outside(job)
-    return None if found is None else Blame("outside", *found)
+    culprits_and_suspects = outside(job)
+    return None if culprits_and_suspects is None else Blame("outside", *culprits_and_suspects)
 
 
 def _misdirected(evidence: HangEvidence) -> Blame | None:

@@ -92,13 +92,13 @@ def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
 
 def _missing_reason(job: JobCalls, blamed: Blame) -> Reason:
     accused = [job.ranks[rank] for rank in blamed.culprits]
-    ends = {known.end.how for known in accused if known.end is not None}
+    ends = {calls.end.how for calls in accused if calls.end is not None}
     for how in _HOW:
         if how in ends:
             return how
     if blamed.kind == "outside":
         return "outside a collective"
-    is_elsewhere = any(known.stack and not known.pending for known in accused)
+    is_elsewhere = any(calls.stack and not calls.pending for calls in accused)
     return "outside a collective" if is_elsewhere else "did not come"
 
 

@@ -64,11 +64,11 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
 
 def _untold_text(job: JobCalls, blame: Blame) -> str:
     """Say that no recorded call waits, and of which ranks there is no record of calls."""
-    known = [rank for rank in job.ranks if rank not in blame.suspects]
-    ended = sum(len(job.ranks[rank].calls) for rank in known)
-    of_known = f"all {ended:,} recorded calls of {format_ranks(known)} ended; " if known else ""
+    recorded = [rank for rank in job.ranks if rank not in blame.suspects]
+    ended = sum(len(job.ranks[rank].calls) for rank in recorded)
+    of_recorded = f"all {ended:,} recorded calls of {format_ranks(recorded)} ended; " if recorded else ""
     who, it = format_ranks(blame.suspects), "it waits" if len(blame.suspects) == 1 else "they wait"
-    return f"{of_known}{who} left no readable record of calls: the evidence does not say whether {it}"
+    return f"{of_recorded}{who} left no readable record of calls: the evidence does not say whether {it}"
 
 
 def _ranks_outside_text(job: JobCalls, blame: Blame) -> str:

@@ -83,12 +83,12 @@ def job_of_trace(
     return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood))
 
 
-def _before_block(known: RankCalls, block: EarlierBlock) -> RankCalls:
+def _before_block(calls: RankCalls, block: EarlierBlock) -> RankCalls:
     """Return what is known of a rank that has not begun the block: it is at its end, or in an earlier one."""
     end = None if block.end in (RUNNING, ENDED_BLOCK) else RankEnd.of(block.end)
     if end is not None:
         end = end._replace(text=f"{end.text}, in an earlier block")
-    return replace(known, has_evidence=True, is_whole=True, end=end, earlier=block)
+    return replace(calls, has_evidence=True, is_whole=True, end=end, earlier=block)
 
 
 def _settled(job: JobCalls) -> JobCalls:

@@ -91,7 +91,7 @@ class Origins:
         """
         owner = reading.owner
         if isinstance(owner, DistributedDataParallel) and isinstance(getattr(owner, "module", None), nn.ParameterList):
-            return self._modules.enclosing(reading.own.current, is_replicated)
+            return self._modules.enclosing(reading.thread_calls.current, is_replicated)
         return self._modules.find(owner) if owner is not None else None
 
     def _owner_of_bucket(self, reading: StackReading, trigger: ModuleEntry | None, elements: int) -> ModuleEntry | None:

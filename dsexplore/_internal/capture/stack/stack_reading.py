@@ -44,7 +44,7 @@ class StackReading:
     depth: int
     """Number of the user's lines to find."""
     modules: Modules
-    own: ThreadCalls
+    thread_calls: ThreadCalls
     """The module calls of this thread, as `module_calls` observed them."""
     graph_task: int
     """Autograd's number of the backward that runs in this thread; -1 for none."""
@@ -150,7 +150,7 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
                 reading.cause, reading.phase = "DDP bucket order", "between steps"
     if graph_task == -1 and reading.phase == "other" and (not reading.cause or reading.is_implicit):
         is_checkpoint = reading.is_object and torch.is_grad_enabled()  # an evaluation gathers objects without gradients
-        reading.phase = "other" if is_checkpoint else reading.own.outside
+        reading.phase = "other" if is_checkpoint else reading.thread_calls.outside
     return reading
 
 
@@ -197,9 +197,9 @@ def _read_module_call(reading: StackReading, frame: FrameType) -> None:
     if reading.phase_is_known:
         return
     reading.phase_is_known = True
-    reading.phase = reading.own.forward if reading.graph_task == -1 else "recompute"
+    reading.phase = reading.thread_calls.forward if reading.graph_task == -1 else "recompute"
     reading.called = frame
-    call = reading.own.open[-1] if reading.own.open else NO_CALL
+    call = reading.thread_calls.open[-1] if reading.thread_calls.open else NO_CALL
     if _is_of(call, frame):  # else this call was not observed
         reading.call = call
         if len(reading.sources) + 1 == reading.depth:
@@ -210,7 +210,7 @@ def _read_module_call(reading: StackReading, frame: FrameType) -> None:
 def _read_engine(reading: StackReading, frame: FrameType) -> None:
     if not reading.phase_is_known and reading.graph_task != -1:
         reading.attribute_to_node(called_here=True)
-        thread_calls = reading.own
+        thread_calls = reading.thread_calls
         backward = thread_calls.backward
         if backward is None or backward.number != reading.graph_task or backward.depth < reading.depth:
             backward = thread_calls.backward = _read_backward(reading, frame)

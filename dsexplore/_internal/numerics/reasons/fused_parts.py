@@ -26,10 +26,10 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     if entry.phase != "forward" or not entry.wrong_ranks:
         return None
     weights = _weights_of(comparison, entry.record.module.rpartition(".")[0])
-    own = f"{entry.record.module}.weight"
-    for weight in [own] if own in weights else weights:
+    usual = f"{entry.record.module}.weight"
+    for weight in [usual] if usual in weights else weights:
         columns = _held(comparison, weight, entry.wrong_ranks[0], 1)
-        if columns is not None and (weight == own or columns[1] == entry.whole.shape[-1]):
+        if columns is not None and (weight == usual or columns[1] == entry.whole.shape[-1]):
             match = _cut_otherwise(comparison, entry.wrong_ranks[0], weight, columns)
             if match is not None:
                 return match

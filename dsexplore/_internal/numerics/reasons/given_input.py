@@ -51,22 +51,22 @@ def _input_entry(parts: Sequence[Part], entry: Compared, comparison: Comparison)
     if not is_near(whole @ weight.T + added, entry.whole, entry):
         return None
     columns = torch.arange(weight.shape[1])
-    found = []
+    shards = []
     for part in parts:
         value = (part.value - added) @ inverse.T
         if not is_near(value @ weight.T + added, part.value, entry):
             return None
         indices = (*part.indices[:-1], columns)
         expected = block(whole, indices)
-        found.append(Part(part.holder, value, indices, expected, 1.0, rms(value - expected)))
+        shards.append(Part(part.holder, value, indices, expected, 1.0, rms(value - expected)))
     allowed = entry.allowed * max(float(torch.linalg.matrix_norm(inverse, 2)), 1.0)
-    return Compared(entry.record, whole, found, allowed, rms(whole))
+    return Compared(entry.record, whole, shards, allowed, rms(whole))
 
 
 def _before_step(comparison: Comparison, entry: Compared, name: str) -> Tensor | None:
     """Return a parameter of the entry's module in the reference, as it was before the step."""
     name = f"{entry.record.module}.{name}".removeprefix(".")
-    for one in comparison.entries:
-        if one.phase == "optimizer" and one.record.step == entry.record.step and one.record.name == name:
-            return one.record.value.double() - one.whole
+    for other in comparison.entries:
+        if other.phase == "optimizer" and other.record.step == entry.record.step and other.record.name == name:
+            return other.record.value.double() - other.whole
     return None

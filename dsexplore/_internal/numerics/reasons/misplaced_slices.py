@@ -41,7 +41,7 @@ def _matched_slices(parts: Sequence[Part], entry: Compared) -> Iterator[tuple[in
 def _among_same_slices(part: Tensor, whole: Tensor, dim: int, places: Tensor) -> Tensor | None:
     """Return which slices of a whole, of which several are the same, those of a part are.
 
-    Slices that are right where they are stay there; of the same ones the first that are left are taken.
+    Slices that are right where they are stay there; of the same ones the first that are left are used.
 
     Args:
         part: its slices along `dim` are looked for.
@@ -72,18 +72,18 @@ def _among_same_slices(part: Tensor, whole: Tensor, dim: int, places: Tensor) ->
     stays = kinds[places] == kind
     if not bool(stays.all()) and (len(kind[~stays].unique()) < 2 or not bool(rows[~stays].any(1).all())):
         return None
-    taken = set(places[stays].tolist())
+    used = set(places[stays].tolist())
     free: dict[int, list[int]] = {}
     for at in range(len(of) - 1, -1, -1):
-        if at not in taken:
+        if at not in used:
             free.setdefault(int(kinds[at]), []).append(at)
-    found = places.clone()
+    sources = places.clone()
     for at in (~stays).nonzero().flatten().tolist():
         left = free.get(int(kind[at]))
         if not left:
             return None
-        found[at] = left.pop()
-    return found
+        sources[at] = left.pop()
+    return sources
 
 
 def permutation(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
@@ -144,22 +144,22 @@ def _describe_sources(entry: Compared, comparison: Comparison) -> str | None:
     if entry.phase != "forward" or entry.whole.dim() < 2:
         return None
     sources = [
-        one
-        for one in comparison.of("forward", entry.record.step)
-        if one.record.module in (entry.record.sources or ()) and one.is_right and one.whole.dim() > 1
+        source
+        for source in comparison.of("forward", entry.record.step)
+        if source.record.module in (entry.record.sources or ()) and source.is_right and source.whole.dim() > 1
     ]
     for number, first in enumerate(sources):
         for second in sources[number + 1 :]:
             for back in range(2, min(first.whole.dim(), second.whole.dim(), entry.whole.dim()) + 1):
                 if not first.whole.shape[-back] == second.whole.shape[-back] == entry.whole.shape[-back]:
                     continue
-                found = _positions(first, back), _positions(second, back)
-                for rank in sorted(found[0].keys() & found[1].keys()):
-                    one, other = found[0][rank], found[1][rank]
-                    if len(one) == len(other) and not torch.equal(one, other):
+                of_first, of_second = _positions(first, back), _positions(second, back)
+                for rank in sorted(of_first.keys() & of_second.keys()):
+                    some, others = of_first[rank], of_second[rank]
+                    if len(some) == len(others) and not torch.equal(some, others):
                         return (
-                            f"rank {rank} has positions {runs_text(one)} of the output of {first.record.module}, and "
-                            f"positions {runs_text(other)} of that of {second.record.module}"
+                            f"rank {rank} has positions {runs_text(some)} of the output of {first.record.module}, and "
+                            f"positions {runs_text(others)} of that of {second.record.module}"
                         )
     return None
 

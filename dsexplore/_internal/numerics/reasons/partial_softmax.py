@@ -37,12 +37,12 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     shares = []
     for group in groups.values():
         multiples = [_multiple_of_rows(part) for part in group]
-        known = [each for each in multiples if each is not None]
-        if len(known) < len(group) or sum(part.value.shape[-1] for part in group) != entry.whole.shape[-1]:
+        sums = [multiple for multiple in multiples if multiple is not None]
+        if len(sums) < len(group) or sum(part.value.shape[-1] for part in group) != entry.whole.shape[-1]:
             return None
-        if all(float(each.max() - each.min()) <= RELATIVE * float(each.max()) for each in known):
+        if all(float(rows.max() - rows.min()) <= RELATIVE * float(rows.max()) for rows in sums):
             return None
-        shares.append(torch.stack([each.reciprocal() for each in known]).sum(0))
+        shares.append(torch.stack([rows.reciprocal() for rows in sums]).sum(0))
     share = torch.cat(shares)
     if float(share.max() - share.min()) > RELATIVE * float(share.max()):
         return None

@@ -23,7 +23,7 @@ def stale_gradients(parts: Sequence[Part], entry: Compared, comparison: Comparis
     earlier, first = entry.whole.new_zeros(entry.whole.shape), entry.record.step
     while first:
         first -= 1
-        before = [one for one in comparison.of("gradient", first) if one.record.name == entry.record.name]
+        before = [part for part in comparison.of("gradient", first) if part.record.name == entry.record.name]
         if not before or before[0].whole.shape != earlier.shape:
             return None
         earlier = earlier + before[0].whole

@@ -77,8 +77,8 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]
     said = {file: {"rank": trace.distributed.get("rank")} for file, trace in traces.items()}
     if len(traces) == 1:
         file, trace = next(iter(traces.items()))
-        told = trace.distributed.get("rank"), rank_in_name(file.name)
-        number = next((rank for rank in told if isinstance(rank, int) and 0 <= rank < MOST_RANKS), None)
+        said_ranks = trace.distributed.get("rank"), rank_in_name(file.name)
+        number = next((rank for rank in said_ranks if isinstance(rank, int) and 0 <= rank < MOST_RANKS), None)
         notes = [] if number is not None else [f"{file.name} does not say its rank: it is taken for rank 0"]
         return {file: number or 0}, notes
     if all(traced["rank"] is None for traced in said.values()) and not is_named_by_rank(traces):

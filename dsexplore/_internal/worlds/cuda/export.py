@@ -45,16 +45,16 @@ def _outside_mode(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 @contextmanager
 def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
     """Make a module's ``forward`` run inside of the mode in a block."""
-    own = vars(module).get("forward")
+    attribute = vars(module).get("forward")
     forward = module.forward
     vars(module)["forward"] = wraps(forward)(inside_mode(mode, forward))
     try:
         yield
     finally:
-        if own is None:
+        if attribute is None:
             del vars(module)["forward"]
         else:
-            vars(module)["forward"] = own
+            vars(module)["forward"] = attribute
 
 
 def _on_same_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:

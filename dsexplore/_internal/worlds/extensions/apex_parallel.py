@@ -207,8 +207,8 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
     groups = [
         dist.new_group(list(range(first, first + group_size))) for first in range(0, dist.get_world_size(), group_size)
     ]
-    own: dist.ProcessGroup = groups[dist.get_rank() // group_size]
-    return own
+    group: dist.ProcessGroup = groups[dist.get_rank() // group_size]
+    return group
 
 
 class Reducer:

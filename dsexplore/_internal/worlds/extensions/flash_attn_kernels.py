@@ -195,7 +195,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form, ends: Ends | None = No
     if ends is None:
         return attend(q, k, v, form), log_sum_exp(q, k, form), *unused
     mask = packed_mask(ends[0], q.shape[0], ends[1], k.shape[0], form)
-    q, k, v = (each.unsqueeze(0) for each in (q, k, v))
+    q, k, v = (tensor.unsqueeze(0) for tensor in (q, k, v))
     return attend(q, k, v, form, mask).squeeze(0), log_sum_exp(q, k, form, mask).squeeze(0), *unused
 
 
@@ -214,7 +214,7 @@ def _backward(
     mask, tensors = None, (dout, q, k, v, out, sums)
     if ends is not None:
         mask = packed_mask(ends[0], q.shape[0], ends[1], k.shape[0], form)
-        tensors = tuple(each.unsqueeze(0) for each in tensors)  # type: ignore[assignment]
+        tensors = tuple(tensor.unsqueeze(0) for tensor in tensors)  # type: ignore[assignment]
     for place, gradient in zip(written, gradients_of_attention(*tensors, form, mask), strict=True):
         if place is not None:
             place.copy_(gradient if ends is None else gradient.squeeze(0))
@@ -222,8 +222,8 @@ def _backward(
 
 
 NAMES: Names = {
-    f"flash_attn_interface.{wrapped}{each.__name__}": each
-    for each in (
+    f"flash_attn_interface.{wrapped}{function.__name__}": function
+    for function in (
         _flash_attn_forward,
         _flash_attn_backward,
         _flash_attn_varlen_forward,

@@ -77,9 +77,9 @@ class LigerFusedLinearKTOLoss(nn.Module):
             ratios = logps - sums
         sign = torch.where(preference_labels, 1, -1)
         loss = (1 - torch.sigmoid(self.beta * (ratios if kl is None else ratios - kl) * sign)).sum() / len(target)
-        each = logps, logits.flatten(1).sum(1), self.beta * ratios
+        values = logps, logits.flatten(1).sum(1), self.beta * ratios
         kept = preference_labels, ~preference_labels
-        return loss, tuple((value * is_kept).sum().detach() for value in each for is_kept in kept)
+        return loss, tuple((value * is_kept).sum().detach() for value in values for is_kept in kept)
 
 
 class LigerFusedLinearGRPOLoss(nn.Module):
@@ -314,8 +314,8 @@ class LigerFusedLinearCosineSimilarityLoss(_Distillation):
     """The loss of labels, and the cosine of the logits' angle to the teacher's, of all tokens."""
 
     def _soft(self, student: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
-        each = self.beta * (1 - cosine_similarity(student, teacher, dim=-1))
-        return each.sum() / (labels != self.ignore_index).sum().clamp(min=1)
+        losses = self.beta * (1 - cosine_similarity(student, teacher, dim=-1))
+        return losses.sum() / (labels != self.ignore_index).sum().clamp(min=1)
 
 
 _MODULES = {

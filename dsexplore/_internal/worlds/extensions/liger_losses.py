@@ -44,11 +44,11 @@ def liger_jsd(
     """
     q, p = log_q.float(), log_p.float()
     if beta in (0.0, 1.0):
-        each = q.exp() * (q - p) if beta else p.exp() * (p - q)
+        losses = q.exp() * (q - p) if beta else p.exp() * (p - q)
     else:
         mixed = torch.logsumexp(torch.stack((p + torch.tensor(beta).log(), q + torch.tensor(1 - beta).log())), 0)
-        each = beta * p.exp() * (p - mixed) + (1 - beta) * q.exp() * (q - mixed)
-    rows = each.sum(-1)
+        losses = beta * p.exp() * (p - mixed) + (1 - beta) * q.exp() * (q - mixed)
+    rows = losses.sum(-1)
     if shift_labels is None:
         return (rows.sum() / rows.numel()).to(log_q.dtype)
     is_kept = shift_labels != ignore_index
@@ -102,8 +102,8 @@ def sums_of_log_probabilities(logits: Tensor, target: Tensor, ignored: int, is_m
     """Return the log-probability of each sequence's labels, or its mean over those that are not ignored."""
     is_kept = target != ignored
     labels = target.masked_fill(~is_kept, 0).unsqueeze(-1)
-    each = logits.float().log_softmax(-1).gather(-1, labels).squeeze(-1) * is_kept
-    return each.sum(-1) / is_kept.sum(-1) if is_mean else each.sum(-1)
+    losses = logits.float().log_softmax(-1).gather(-1, labels).squeeze(-1) * is_kept
+    return losses.sum(-1) / is_kept.sum(-1) if is_mean else losses.sum(-1)
 
 
 class _Preference(nn.Module):

@@ -91,7 +91,7 @@ def gradients_of_attention(
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     grouped = _grouped(query, key, value)
-    q, k, v, o, g = (each.transpose(1, 2).to(wide) for each in (query, *grouped, out, out_gradient))
+    q, k, v, o, g = (tensor.transpose(1, 2).to(wide) for tensor in (query, *grouped, out, out_gradient))
     scores = _scores(q, k, form, mask)
     weights = (scores - sums.to(wide).unsqueeze(-1)).exp()
     of_scores = weights * (g @ v.transpose(-1, -2) - (g * o).sum(-1, keepdim=True))

@@ -86,9 +86,9 @@ def merge_attentions(
         output_dtype: of the result; None for that of the parts.
     """
     parts = attn_split if isinstance(attn_split, Tensor) else torch.stack(list(attn_split))
-    each = lse_split if isinstance(lse_split, Tensor) else torch.stack(list(lse_split))
-    total = each.logsumexp(0)
-    weights = (each - total).exp().movedim(-1, 2).unsqueeze(-1)
+    sums = lse_split if isinstance(lse_split, Tensor) else torch.stack(list(lse_split))
+    total = sums.logsumexp(0)
+    weights = (sums - total).exp().movedim(-1, 2).unsqueeze(-1)
     return (parts * weights).sum(0).to(output_dtype or parts.dtype), total if write_lse else None
 
 

@@ -39,7 +39,7 @@ class _Period(NamedTuple):
     """The interval of one layer in a pass."""
 
     container: int
-    own: int
+    layer: int
     """Position of its layer among those that the pass runs."""
     skipped: int
     """Number of layers that the pass skips: 0 if it runs all."""
@@ -98,7 +98,7 @@ class LayerRuns:
         if place is None or phase in _OF_ALL or place[0] != period.container:
             return name
         position = period.position(place[1])
-        return "" if position is None else f"{position - period.own:+d}{place[2]}"
+        return "" if position is None else f"{position - period.layer:+d}{place[2]}"
 
     def renamed(self, name: str, phase: str, interval: int, number: int) -> str:
         """Return a name with the number of the layer that a repetition stands for.
@@ -118,7 +118,7 @@ class LayerRuns:
             return name
         else:
             position = period.position(layer)
-            if position is not None and abs(position - period.own) <= 1:
+            if position is not None and abs(position - period.layer) <= 1:
                 return layers[position + period.shifts[number]] + rest
         raise CannotSkip(f"{name} does something in {phase} outside of its turn")
 

@@ -279,8 +279,8 @@ def _on_hosts(text: str, are_counted: bool) -> dict[str, int | None]:
         return {}  # a file that is elsewhere
     else:
         slots = [len(host.partition(":")[2].split(",")) if ":" in host else None for host in text.split("@")]
-    known = [number for number in slots if number is not None]
-    return {"nodes": len(slots), "processes": sum(known) if len(known) == len(slots) else None}
+    given = [number for number in slots if number is not None]
+    return {"nodes": len(slots), "processes": sum(given) if len(given) == len(slots) else None}
 
 
 def _number(value: str) -> int | None:

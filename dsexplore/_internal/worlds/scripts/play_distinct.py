@@ -75,7 +75,7 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     played.play(first, work)
     if any(end.status != 0 for end in played.ends):
         return None
-    pilot = played.ends[0].found
+    pilot = played.ends[0].observed
     server_handle.preload(pilot.modules, played.folder)
     axes = axes_of(pilot.groups, world.spec, world.size)
     tests = conditions_on_rank(pilot.files, WorldLayout(world.size, world.ranks_per_node, axes))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -195,7 +195,7 @@ def _leave_objects(program: Program, setting: Setting, waiting: tuple[int, ...],
 
 def _answer_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:
     """Return the message that a stage of the rank sends on, or None if the program ends first."""
-    stages = replace(earlier_stages(program, setting), known=sent_values, wanted=stage)
+    stages = replace(earlier_stages(program, setting), messages=sent_values, wanted=stage)
     error = play(program, setting, stages=stages).error
     if isinstance(error, ShapesKnown):
         return error.answer
@@ -219,14 +219,10 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
             ) as trace,
             translated(),
         ):
+            skips = skip_repeats(is_script=True) if setting.skips and setting.fake else nullcontext()
             try:
-                with skip_repeats(is_script=True) if setting.skips and setting.fake else nullcontext() as skipped:
+                with _remedies_noted(setting, world.remarks), skips as skipped:
                     _execute(execute, setting.steps, trace, world.remarks)
-            except BaseException as error:
-                alone = not setting.is_one_of_several
-                if remedy := remedy_for(error, has_cuda=setting.has_cuda, rank=setting.rank, is_alone=alone):
-                    world.remarks.note(remedy)
-                raise
             finally:
                 if skipped is not None and skipped.has_skipped:
                     world.remarks.note(_SKIPPED)
@@ -247,6 +243,17 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
         with suppress(AttributeError):  # an exception with slots
             ended.trace = trace  # type: ignore[attr-defined] # documented by `run`
     return PlayedRank(trace, ended)
+
+
+@contextmanager
+def _remedies_noted(setting: Setting, remarks: Remarks) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        alone = not setting.is_one_of_several
+        if remedy := remedy_for(error, has_cuda=setting.has_cuda, rank=setting.rank, is_alone=alone):
+            remarks.note(remedy)
+        raise
 
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:

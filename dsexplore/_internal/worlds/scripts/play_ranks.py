@@ -46,7 +46,7 @@ class ScriptEnd:
     """Traceback of the script's error; empty if it completed."""
     written: tuple[str, ...] = ()
     """Files that it opened for writing."""
-    found: ObservedWorld = field(default_factory=ObservedWorld)
+    observed: ObservedWorld = field(default_factory=ObservedWorld)
     """Facts about its world that were observed on this rank."""
     cannot_skip: str = ""
     """Why it has to be played again in full; empty if not needed."""

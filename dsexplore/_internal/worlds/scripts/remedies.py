@@ -37,6 +37,8 @@ def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: boo
         return "torch's builds for CUDA bring triton, this one does not: pip install triton, which needs no GPU"
     if missing == "torchcomms":
         return "torchcomms is not recorded: give the script the option that takes torch.distributed's own groups"
+    if registered_package(missing) and not has_cuda:
+        return f"a world of GPUs has a stand-in for {missing}: leave out --hardware cpu (hardware='cpu')"
     if missing in WITHOUT_STAND_IN or registered_package(missing):
         return (
             f"{missing} is an extension for GPUs, which cannot run here: give the script the option that takes torch's "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dsexplore._internal.errors import UsageError
@@ -19,28 +19,12 @@ Run a training script, unmodified, as one rank of a simulated world or as severa
 
 Options before the script are dsexplore's, those after it are the script's."""
 
-_OF_TORCHRUN = (
-    *(
-        "--master-addr",
-        "--master-port",
-        "--max-restarts",
-        "--rdzv-backend",
-        "--rdzv-endpoint",
-        "--rdzv-id",
-        "--rdzv-conf",
-    ),
-    *(
-        "--node-rank",
-        "--local-addr",
-        "--monitor-interval",
-        "--start-method",
-        "--role",
-        "--log-dir",
-        "--redirects",
-        "--tee",
-    ),
+_IGNORED = (
+    *("--master-addr", "--master-port", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+    *("--rdzv-conf", "--node-rank", "--local-addr", "--monitor-interval", "--start-method", "--role", "--log-dir"),
+    *("--redirects", "--tee"),
 )
-"""Options accepted so that torchrun's command line works, and ignored."""
+"""Options with a value that are accepted so that torchrun's command line works, and ignored."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "dsexplore run [options] (train.py | -m package.module) [argument ...]"
-    option = parser.add_argument
+    _add_world(parser.add_argument)
+    _add_recording(parser.add_argument)
+    for name in _IGNORED:
+        parser.add_argument(name, "--" + name[2:].replace("-", "_"), help=argparse.SUPPRESS)
+    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("script", help="the script, or with -m the module")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def _add_world(option: Callable[..., object]) -> None:
+    """Add the options that say which ranks are simulated, and on which machine."""
     option("--world-size", type=int, metavar="N", help="number of ranks")
     option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; says the world size too")
     option("--nnodes", type=_most, metavar="N", help="number of nodes, as torchrun's")
@@ -70,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the machine that scripts find: a GPU, a cluster, or cpu for none (default: h100)",
     )
+
+
+def _add_recording(option: Callable[..., object]) -> None:
+    """Add the options that say how the script is run and recorded."""
     option(
         "--no-skip-repeats",
         dest="skip_repeats",
@@ -90,11 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
     option("--html", type=Path, metavar="FILE", help="write the report there")
     option("-m", dest="module", action="store_true", help="run a module, as python -m does")
-    for name in _OF_TORCHRUN:
-        option(name, name.replace("-", "_").replace("__", "--", 1), help=argparse.SUPPRESS)
-    option("--standalone", action="store_true", help=argparse.SUPPRESS)
-    option("script", help="the script, or with -m the module")
-    option("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
 
 
 def parse_values(texts: Iterable[str]) -> dict[str, float]:

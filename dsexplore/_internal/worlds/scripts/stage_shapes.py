@@ -48,36 +48,36 @@ class EarlierStages:
 
     play_until: PlayUntil
     folder: str = ""
-    known: dict[int, Any] = field(default_factory=dict)
+    messages: dict[int, Any] = field(default_factory=dict)
     wanted: int | None = None
     rank: int = 0
 
     def shapes(self) -> StageShapes:
         """Return a simulated world's callbacks to ask for shapes of earlier stages and to record this rank's."""
-        return StageShapes(self.ask, self.found)
+        return StageShapes(self.ask, self.record)
 
     def ask(self, stage: Any, source: int) -> Any:
         """Return the output shapes of stage `source`, after inferring those of all stages before it."""
         with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
             for index in range(source + 1):
-                if index not in self.known:
+                if index not in self.messages:
                     rank = rank_of_stage(stage, index)
-                    self.known[index] = self._shared(rank, index) or self.play_until(rank, index, self.known)
+                    self.messages[index] = self._shared(rank, index) or self.play_until(rank, index, self.messages)
                     self._share(rank, index)
                 work.advance()
-        return self.known[source]
+        return self.messages[source]
 
-    def found(self, stage: Any) -> None:
+    def record(self, stage: Any) -> None:
         """Record the output shapes of a stage of this rank, and share them with other ranks.
 
         Raises:
             ShapesKnown: the stage is the wanted one, so the program ends here.
         """
         index = stage.stage_index
-        self.known[index] = output_message(stage)
+        self.messages[index] = output_message(stage)
         self._share(self.rank, index)
         if index == self.wanted:
-            raise ShapesKnown(self.known[index])
+            raise ShapesKnown(self.messages[index])
 
     def _shared(self, rank: int, index: int) -> Any:
         file = self._file(rank, index)
@@ -87,7 +87,7 @@ class EarlierStages:
         file = self._file(rank, index)
         if file is not None and not file.exists():
             with writing(file) as part:
-                part.write_bytes(pickle.dumps(self.known[index]))
+                part.write_bytes(pickle.dumps(self.messages[index]))
 
     def _file(self, rank: int, index: int) -> Path | None:
         return Path(self.folder, f"stage-{index}-of-rank-{rank}") if self.folder else None

@@ -98,10 +98,10 @@ class Objects:
         if source is None:
             self._shared.give(number, lambda: [*map(pickled, objects or ())])
             return None
-        taken = self._shared.take(number, sender)
-        if taken is None and (not objects or any(value is None for value in objects)):
-            taken = self._shared.ask(number, sender)
-        return taken
+        received = self._shared.take(number, sender)
+        if received is None and (not objects or any(value is None for value in objects)):
+            received = self._shared.ask(number, sender)
+        return received
 
     def own(self, name: str, source: int | str, objects: Sequence[Any]) -> Sequence[Any]:
         """Return this rank's objects, which replace those of another rank.

@@ -44,11 +44,11 @@ class StageShapes:
     Attributes:
         ask: called with a stage of this rank and the index of the stage before it; returns what that one sends on,
             torch's description of its outputs. None where nobody can answer.
-        found: called with each stage of this rank once its outputs' shapes are known.
+        record: called with each stage of this rank once its outputs' shapes are known.
     """
 
     ask: Callable[[Any, int], Any] | None = None
-    found: Callable[[Any], None] = lambda _stage: None
+    record: Callable[[Any], None] = lambda _stage: None
 
     def of_stage_before(self, stage: Any) -> Any:
         """Return the message that the preceding stage sends.
@@ -106,7 +106,7 @@ def _infer_forward(original: Callable[..., Any], parts: Parts) -> Callable[..., 
     @wraps(original)
     def infer(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         sent = original(self, *args, **kwargs)
-        shapes.found(self)
+        shapes.record(self)
         return sent
 
     return infer

@@ -46,13 +46,13 @@ class TensorsFromPeers:
 
     def _add(self, tensors: Any, remark: str) -> None:
         for tensor in _flattened(tensors):
-            storage = _own_storage(tensor)
+            storage = _storage(tensor)
             if storage is not None:
                 self._storages[storage] = remark
 
     def discard(self, tensor: torch.Tensor) -> None:
         """Remove a tensor that was overwritten with values of this rank."""
-        storage = _own_storage(tensor)
+        storage = _storage(tensor)
         if storage is not None:
             self._storages.pop(storage, None)
 
@@ -60,7 +60,7 @@ class TensorsFromPeers:
         """Return the remark on a read of a tensor; empty if no other rank contributes to it."""
         if not self._storages or not isinstance(tensor, torch.Tensor):
             return ""
-        storage = _own_storage(tensor)
+        storage = _storage(tensor)
         return "" if storage is None else self._storages.get(storage, "")
 
     def follow(self, result: object, *sources: object) -> None:
@@ -70,7 +70,7 @@ class TensorsFromPeers:
             self._add(result, remark)
 
 
-def _own_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor; None for one without a storage of its own, such as a DTensor or a sparse one."""
     try:
         with no_subclass_function():

@@ -131,8 +131,8 @@ def _check_root_and_lists(backend: str, op: str, arguments: Mapping[str, Any], s
         raise ValueError(f"{backend}::{name}: invalid root rank: {root}")
     if op not in _WHOLE_AND_PART:
         return
-    whole, own = _WHOLE_AND_PART[op]
-    for parts, part in zip(arguments[whole], arguments[own], strict=False):
+    whole, part_name = _WHOLE_AND_PART[op]
+    for parts, part in zip(arguments[whole], arguments[part_name], strict=False):
         if len(parts) != size:
             raise ValueError(f"{backend}::{name}: {_wrong_length(name, whole.partition('_')[0], len(parts), size)}")
         for index, tensor in enumerate(parts):

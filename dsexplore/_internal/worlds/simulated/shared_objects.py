@@ -35,7 +35,7 @@ class SharedObjects:
     before: Collection[int] = ()
     player: Callable[[int, str], None] | None = None
     _senders: set[int] = field(default_factory=set)
-    _own_folder: tempfile.TemporaryDirectory[str] | None = None
+    _temporary_folder: tempfile.TemporaryDirectory[str] | None = None
     _calls: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
 
     def number(self, name: str, ranks: tuple[int, ...], source: int) -> str:
@@ -80,9 +80,9 @@ class SharedObjects:
 
     def close(self) -> None:
         """Delete the folder that was made for this rank's objects, if one was."""
-        if self._own_folder is not None:
-            self._own_folder.cleanup()
-            self._own_folder = None
+        if self._temporary_folder is not None:
+            self._temporary_folder.cleanup()
+            self._temporary_folder = None
 
     def why_not(self) -> str:
         """Say why an object of another rank is missing, as a clause after that rank's name."""
@@ -91,9 +91,9 @@ class SharedObjects:
         return "which did not send it before (ranks that are played together receive what those before them send)"
 
     def _file(self, number: str) -> Path:
-        if not self.folder and self._own_folder is None:
-            self._own_folder = tempfile.TemporaryDirectory(prefix="dsexplore-objects-")
-        return Path(self.folder or self._own_folder.name, f"objects-{number}")  # type: ignore[union-attr]
+        if not self.folder and self._temporary_folder is None:
+            self._temporary_folder = tempfile.TemporaryDirectory(prefix="dsexplore-objects-")
+        return Path(self.folder or self._temporary_folder.name, f"objects-{number}")  # type: ignore[union-attr]
 
 
 def end(folder: str, rank: int) -> None:
