@@ -57,7 +57,7 @@ TABLES = (
     Table(
         "trace.tables.differing", "dsexplore._internal.trace.schema", "DIFFERING", "a tensor that differs (costs=True)"
     ),
-    Table("trace.headline().to_frame()", "dsexplore._internal.analysis.traffic_by_axis", "COLUMNS", "one mesh axis"),
+    Table("trace.headline().to_frame()", "dsexplore._internal.analysis.traffic", "COLUMNS", "one mesh axis"),
     Table("trace.findings().to_frame()", "dsexplore._internal.analysis.findings.finding", "COLUMNS", "one finding"),
     Table("trace.skew().to_frame()", "dsexplore._internal.analysis.skew", "COLUMNS", "one collective of several ranks"),
     Table("trace.diff(other).to_frame()", "dsexplore._internal.trace.diff", "COLUMNS", "module × op × axis × phase"),

@@ -1,10 +1,13 @@
-"""The first NaN or infinity: its module, its ranks, and the sentence of two runs that names it."""
+"""The first NaN or infinity: its module, its ranks, and the sentence of two runs that names it.
+
+Modules: ``analysis/numeric_difference.py``.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from dsexplore._internal.analysis.non_finite import first_non_finite
+from dsexplore._internal.analysis.numeric_difference import first_non_finite
 from tests.analysis.test_numeric_difference import difference, run
 
 

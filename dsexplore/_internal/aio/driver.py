@@ -205,14 +205,8 @@ def drive(
                 accepted = _submit(engine, requests, slots, following, min(depth - pending, total - following), single)
                 following += accepted
                 pending += accepted
-            returned = False
             finished = take() if times is None else times.note(take(), following)
-            for index, result in finished:
-                if result != lengths[index]:
-                    odd.append((index, result))
-                elif slots is not None:
-                    slots.give(index, completed=True)
-                    returned = True
+            returned = _sort_out(finished, lengths, odd, slots)
             if times is not None and times.is_over:
                 total = following
             if returned and following < total:
@@ -232,6 +226,18 @@ def drive(
         drain(engine)
     if times is not None:
         times.close(int(requests.offsets[0]), sum(lengths[:total]))
+
+
+def _sort_out(finished: Completions, lengths: list[int], odd: list[tuple[int, int]], slots: Slots | None) -> bool:
+    """Add requests that fell short or failed to `odd`, give back the memory of the others; return True if any was."""
+    returned = False
+    for index, result in finished:
+        if result != lengths[index]:
+            odd.append((index, result))
+        elif slots is not None:
+            slots.give(index, completed=True)
+            returned = True
+    return returned
 
 
 def drain(engine: Engine) -> None:

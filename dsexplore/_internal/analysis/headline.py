@@ -6,7 +6,7 @@ can lead from it to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,8 +19,14 @@ from dsexplore._internal.analysis.findings.finding import Findings
 from dsexplore._internal.analysis.io_waits import io_sentence
 from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.analysis.step_times import StepTimes, step_times
-from dsexplore._internal.analysis.traffic_by_axis import traffic_by_axis
-from dsexplore._internal.analysis.traffic_purposes import listed, purposes_of, source_line_of, weighed, wire_text
+from dsexplore._internal.analysis.traffic import (
+    listed,
+    purposes_of,
+    source_line_of,
+    traffic_by_axis,
+    weighed,
+    wire_text,
+)
 from dsexplore._internal.analysis.uneven_sends import most_sent, uneven_sends
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.trace.ends import ENDED_EARLY
@@ -32,6 +38,16 @@ from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.trace.unknown_sizes import known_sum, what_is_unknown
 from dsexplore._internal.units import format_bytes, format_count, format_share
 
+_WITHOUT_STEPS: dict[Phase, str] = {
+    "start-up": "start-up sends {}",
+    "no-grad forward": "forwards without gradients send {}",
+    "between steps": "between steps {} are sent",
+}
+_BESIDE_STEPS: dict[Phase, str] = {
+    "start-up": "; start-up sent {} before it",
+    "no-grad forward": "; forwards without gradients sent {} besides",
+    "between steps": "; between steps {} were sent",
+}
 _MOST_AXES = 4
 _MOST_STEPS = 3
 _UNEVEN = 1.25
@@ -147,7 +163,7 @@ class Headline(Displayable):
     def to_frame(self) -> pl.DataFrame:
         """Return the bytes that a rank sends per step, one row per axis, most wire bytes first.
 
-        Columns: `traffic_by_axis.COLUMNS`.
+        Columns: `traffic.COLUMNS`.
         """
         return self._rows_by_axis
 
@@ -212,7 +228,9 @@ class Headline(Displayable):
     def _axes(self) -> Iterator[Sentence]:
         """Yield the sentence about the bytes of a step by axis, and about start-up."""
         if not len(self._coded):
-            yield self._without_steps()
+            clauses = self._outside_steps(_WITHOUT_STEPS, lambda events: not events.is_empty())
+            text = f"{listed(clauses)}; no step was recorded."
+            yield Sentence("axes", text[0].upper() + text[1:], np.arange(self.tables.events.height))
             return
         frame, rows = self.to_frame(), _positions(self._coded)
         total = float(frame["wire_bytes"].sum())
@@ -220,7 +238,7 @@ class Headline(Displayable):
         what = "A step" if has_steps else "The program"
         if self.stopped_with:
             what = "A whole step" if self.tables.info.whole_steps else "Until then the program"
-        before = f"{self._more}{self._sent_outside_steps()}"
+        before = self._more + "".join(self._outside_steps(_BESIDE_STEPS, _sends))
         unknown = self.unknown
         parts = [(axis or NO_AXIS, size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
         if not parts and unknown:
@@ -235,9 +253,8 @@ class Headline(Displayable):
             return
         shown = [f"{format_bytes(size)} on {axis}" for axis, size in parts[:_MOST_AXES]]
         if len(parts) > _MOST_AXES:
-            shown.append(
-                f"{format_bytes(sum(size for _, size in parts[_MOST_AXES:]))} on {len(parts) - _MOST_AXES} more"
-            )
+            others = [size for _, size in parts[_MOST_AXES:]]
+            shown.append(f"{format_bytes(sum(others))} on {len(others)} more")
         all_on = f"on {parts[0][0]}" if frame["axis"][0] else "in groups outside a mesh"
         by_axis = f", all {all_on}" if len(parts) == 1 else f": {listed(shown)}"
         least = "at least " if unknown else ""
@@ -247,47 +264,27 @@ class Headline(Displayable):
             rows,
         )
 
-    def _without_steps(self) -> Sentence:
-        """Return the sentence of a recording without a step."""
-        outside, per_rank = self._events_outside_steps, self._per_rank_outside_steps
-        parts = [f"start-up sends {per_rank['start-up']}"] if len(outside["start-up"]) else []
-        parts += [f"forwards without gradients send {self._no_grad}"] if len(outside["no-grad forward"]) else []
-        parts += [f"between steps {per_rank['between steps']} are sent"] if len(outside["between steps"]) else []
-        text = f"{listed(parts)}; no step was recorded."
-        return Sentence("axes", text[0].upper() + text[1:], np.arange(self.tables.events.height))
-
-    def _sent_outside_steps(self) -> str:
-        """Return the clauses about what was sent outside of steps; empty if nothing was."""
-        outside, per_rank = self._events_outside_steps, self._per_rank_outside_steps
-        text = f"; start-up sent {per_rank['start-up']} before it" if _sends(outside["start-up"]) else ""
-        text += (
-            f"; forwards without gradients sent {self._no_grad} besides" if _sends(outside["no-grad forward"]) else ""
-        )
-        return text + (
-            f"; between steps {per_rank['between steps']} were sent" if _sends(outside["between steps"]) else ""
-        )
-
-    @property
-    def _per_rank_outside_steps(self) -> dict[Phase, str]:
-        """Bytes that each phase outside of steps sends: ``8 MiB per rank``."""
-        return {
-            phase: f"{wire_text(events, self.ranks)} per rank" for phase, events in self._events_outside_steps.items()
-        }
-
     @cached_property
     def unknown(self) -> str:
         """What is not known of the wire bytes of a step; empty if all is known."""
         unknown = self._coded.filter(pl.col("wire_bytes").is_null())["row"]
         return what_is_unknown(self.tables.events[unknown], self._coded.height)
 
-    @property
-    def _no_grad(self) -> str:
-        """Bytes of forwards without gradients: ``8 MiB per rank``; ``… and step`` if every step has some."""
-        without_gradients = self._events_outside_steps["no-grad forward"]["step"].unique()
-        steps = len(without_gradients)
-        every = not self._coded.is_empty() and set(self._coded["step"].unique()) == set(without_gradients)
-        share, per_step = (steps, " and step") if every and steps > 1 else (1, "")
-        return f"{wire_text(self._events_outside_steps['no-grad forward'], self.ranks * share)} per rank{per_step}"
+    def _outside_steps(self, clauses: dict[Phase, str], is_said: Callable[[pl.DataFrame], bool]) -> list[str]:
+        """Return the clauses on what the phases outside of steps send, of those whose events `is_said` is true of."""
+        outside = self._events_outside_steps
+        return [text.format(self._per_rank(phase)) for phase, text in clauses.items() if is_said(outside[phase])]
+
+    def _per_rank(self, phase: Phase) -> str:
+        """Return the bytes of a phase outside of steps: ``8 MiB per rank``.
+
+        Of forwards without gradients ``8 MiB per rank and step``, if several steps have some, and all steps have.
+        """
+        events = self._events_outside_steps[phase]
+        steps = events["step"].unique()
+        if phase == "no-grad forward" and len(steps) > 1 and set(self._coded["step"].unique()) == set(steps):
+            return f"{wire_text(events, self.ranks * len(steps))} per rank and step"
+        return f"{wire_text(events, self.ranks)} per rank"
 
     def _spread(self) -> str:
         """Say what the figures are means over and how far ranks and steps differ; empty for one rank and one step."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from dsexplore._internal.analysis.headline import Headline
-from dsexplore._internal.analysis.traffic_purposes import listed, purposes_of, weighed, wire_text
+from dsexplore._internal.analysis.traffic import listed, purposes_of, weighed, wire_text
 from dsexplore._internal.trace.numbered_modules import place_of
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.units import format_bytes, format_count, format_share

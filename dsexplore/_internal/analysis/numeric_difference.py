@@ -1,4 +1,6 @@
-"""Where the values of two recorded runs part: two plans, two commits, two versions of torch, or one program run twice.
+"""Where the values of two recorded runs part, and the first NaN or infinity of one.
+
+The runs are of two plans, two commits or two versions of torch, or of one program that was run twice.
 
 Runs of the same ranks whose tensors have the same sizes are compared rank by rank, and first of all by the bits. Other
 runs, as of two plans, are compared by whole tensors: what the ranks hold, and what the calls of a module return in a
@@ -12,15 +14,58 @@ so the sum of their squared norms is divided by 4 before it is compared with A's
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import polars as pl
 
-from dsexplore._internal.analysis.non_finite import KEYS, first_non_finite
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.units import format_count, format_ranks
+
+KEYS = ("step", "phase", "module", "name", "call")
+"""Columns of `schema.NUMERICS` that name a tensor, the same on all ranks."""
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first tensor with a NaN or an infinity."""
+
+    step: int
+    phase: str
+    module: str
+    name: str
+    ranks: tuple[int, ...]
+    """The ranks that have one in this tensor."""
+    value: str
+    """``NaN`` or ``infinity``."""
+
+    def __str__(self) -> str:
+        what = {"backward": f"the gradient of its {self.name}", "gradient": f"the gradient of {self.name}"}
+        of = what.get(self.phase, f"its {self.name}")
+        return (
+            f"The first {self.value} is in {self.phase} of step {self.step}, {self.module or 'the model'}, in {of}, on "
+            f"{format_ranks(self.ranks)}."
+        )
+
+
+def first_non_finite(numerics: pl.DataFrame) -> NonFinite | None:
+    """Return the place of the first NaN or infinity in program order; None if there is none.
+
+    Args:
+        numerics: see `schema.NUMERICS`.
+    """
+    wrong = numerics.filter(~(pl.col("min").is_finite() & pl.col("max").is_finite()))
+    if wrong.is_empty():
+        return None
+    row = wrong.sort("step", "seq", "rank").row(0, named=True)
+    same = wrong.filter(pl.all_horizontal(pl.col(key) == row[key] for key in KEYS))
+    is_nan = bool((same["min"].is_nan() | same["max"].is_nan()).any())
+    ranks = tuple(sorted(same["rank"].to_list()))
+    step, phase, module, name = (row[key] for key in KEYS[:4])
+    return NonFinite(step, phase, module, name, ranks, "NaN" if is_nan else "infinity")
+
 
 COLUMNS: dict[str, pl.DataType] = {
     "step": pl.Int32(),

@@ -15,7 +15,7 @@ import polars as pl
 from dsexplore._internal.analysis.findings.finding import Findings
 from dsexplore._internal.analysis.headline import Headline
 from dsexplore._internal.analysis.numeric_difference import NumericDifference
-from dsexplore._internal.analysis.traffic_purposes import listed, purpose_of
+from dsexplore._internal.analysis.traffic import listed, purpose_of
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.trace.diff import KEYS
 from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of

@@ -1,12 +1,15 @@
-"""Ranks in no recorded call: who holds them up where another rank was killed, or torch's own error names one."""
+"""Ranks in no recorded call: who holds them up where another rank was killed, or torch's own error names one.
+
+Modules: ``analysis/hangs/standing.py``.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from dsexplore._internal.analysis.hangs.hang_report import report_of
-from dsexplore._internal.analysis.hangs.outside import outside
 from dsexplore._internal.analysis.hangs.rank_calls import RankEnd
+from dsexplore._internal.analysis.hangs.standing import outside
 from tests.analysis.hangs.test_standing import at, in_call, job
 
 KILLED = RankEnd.of("was killed by SIGSEGV")

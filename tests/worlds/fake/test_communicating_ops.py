@@ -1,4 +1,7 @@
-"""Custom ops that communicate inside send on fake tensors what they send on tensors with memory."""
+"""Custom ops that communicate inside send on fake tensors what they send on tensors with memory.
+
+Modules: ``worlds/fake/fake_dispatch.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch.distributed._functional_collectives as functional
 
 from dsexplore._internal.capture.record import record
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.worlds.fake.communicating_ops import implementation
+from dsexplore._internal.worlds.fake.fake_dispatch import communicating_implementation
 from dsexplore._internal.worlds.simulate import simulate
 
 
@@ -90,14 +93,14 @@ def overload(definition: Any) -> Any:
 
 
 def test_other_ops_are_described() -> None:
-    assert implementation(torch.ops.aten.add.Tensor) is None
-    assert implementation(overload(doubled)) is None
+    assert communicating_implementation(torch.ops.aten.add.Tensor) is None
+    assert communicating_implementation(overload(doubled)) is None
     with simulate(4, fake=True), record() as trace:
         assert doubled(torch.ones(3)).shape == (3,)
     assert len(trace) == 0
 
 
 def test_an_op_that_fails_on_fake_tensors_says_so() -> None:
-    assert implementation(overload(chosen)) is not None  # for its names: what it does shows as it runs
+    assert communicating_implementation(overload(chosen)) is not None  # for its names: what it does shows as it runs
     with simulate(4, fake=True), pytest.raises(AssertionError, match="ran on fake tensors"):
         chosen(torch.zeros(3, dtype=torch.long))

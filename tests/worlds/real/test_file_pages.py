@@ -1,4 +1,7 @@
-"""Pages of files that a process lets go of are those that it can read again."""
+"""Pages of files that a process lets go of are those that it can read again.
+
+Modules: ``worlds/real/rank_server.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 
 from dsexplore import run_ranks
 from dsexplore._internal.torch_internals.names import torch_at_least
-from dsexplore._internal.worlds.real.file_pages import unwritten
+from dsexplore._internal.worlds.real.rank_server import unwritten_mappings
 from dsexplore._internal.worlds.real.server_handle import server
 
 MAPPINGS = {
@@ -26,13 +29,13 @@ MAPPINGS = {
 
 def test_only_files_that_nothing_was_written_to_can_be_read_again() -> None:
     smaps = "".join(f"{head}\nSize: 8 kB\nRss: 8 kB\nAnonymous: {kib} kB\n" for head, kib in MAPPINGS.values())
-    assert list(unwritten(smaps)) == [(0x7F0000000000, 0x3000), (0x55A0000000, 0x2000)]
+    assert list(unwritten_mappings(smaps)) == [(0x7F0000000000, 0x3000), (0x55A0000000, 0x2000)]
 
 
 PROGRAM = """
 import torch
 from pathlib import Path
-from dsexplore._internal.worlds.real import file_pages
+from dsexplore._internal.worlds.real.rank_server import release_file_pages
 
 def in_files():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -40,7 +43,7 @@ def in_files():
 
 torch.mm(torch.ones(8, 8), torch.ones(8, 8)).sum().item()
 before = in_files()
-file_pages.let_go()
+release_file_pages()
 after = in_files()
 assert torch.mm(torch.ones(8, 8), torch.ones(8, 8)).sum().item() == 512
 [before, after]

@@ -43,9 +43,8 @@ from dsexplore._internal.analysis.hangs.hang_evidence import HangEvidence
 from dsexplore._internal.analysis.hangs.misdirected import misdirected
 from dsexplore._internal.analysis.hangs.mismatches import Mismatch, mismatches, signature, torn_message
 from dsexplore._internal.analysis.hangs.odd_ranks import stopped_unseen, went_past
-from dsexplore._internal.analysis.hangs.outside import outside
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
-from dsexplore._internal.analysis.hangs.standing import outnumbered
+from dsexplore._internal.analysis.hangs.standing import outnumbered, outside
 from dsexplore._internal.analysis.hangs.unlike_groups import unlike_groups
 from dsexplore._internal.analysis.hangs.wavefront import Wavefront
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from dsexplore._internal.analysis.headline import Headline
 from dsexplore._internal.analysis.headline_report import report
 from dsexplore._internal.analysis.step_timeline import timeline_of
-from dsexplore._internal.analysis.traffic_purposes import listed
+from dsexplore._internal.analysis.traffic import listed
 from dsexplore._internal.analysis.unnamed_axes import naming_notes
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.trace.steps import in_steps

@@ -150,8 +150,8 @@ class DistributedFusedAdam(torch.optim.Optimizer):
             bucket.fragments.append(fragment)
             bucket.filled, begin = place + fragment.size, begin + fragment.size
             self._laid[parameter].append(bucket)
-            for place, part in self._in_shard(fragment):
-                bucket.states[0][place].copy_(fragment.of(parameter)[part])
+            for kept, part in self._in_shard(fragment):
+                bucket.states[0][kept].copy_(fragment.of(parameter)[part])
 
     def _in_shard(self, fragment: _Fragment) -> Iterator[tuple[slice, slice]]:
         """Yield where a fragment lies in this rank's part, and which of its elements these are."""
@@ -258,8 +258,8 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         self._steps += 1
         for bucket in self._buckets:
             for fragment in bucket.fragments:
-                for place, _ in self._in_shard(fragment):
-                    self._update(bucket, place, fragment.group)
+                for kept, _ in self._in_shard(fragment):
+                    self._update(bucket, kept, fragment.group)
         for bucket in reversed(self._buckets):
             whole = shard = bucket.states[0].to(self.param_sync_dtype)
             if self.ranks > 1:
@@ -269,11 +269,11 @@ class DistributedFusedAdam(torch.optim.Optimizer):
                 fragment.of(fragment.parameter).copy_(whole[fragment.place : fragment.place + fragment.size])
         return loss
 
-    def _update(self, bucket: _Bucket, place: slice, group: dict[str, Any]) -> None:
+    def _update(self, bucket: _Bucket, kept: slice, group: dict[str, Any]) -> None:
         if bucket.shard is None:
             return
-        master, average, of_square = (state[place] for state in bucket.states)
-        gradient = bucket.shard[place].to(self.dtype) * self._scale.to(master.device)
+        master, average, of_square = (state[kept] for state in bucket.states)
+        gradient = bucket.shard[kept].to(self.dtype) * self._scale.to(master.device)
         first, second = group["betas"]
         if not self.adam_w_mode:
             gradient = gradient + group["weight_decay"] * master

@@ -12,9 +12,11 @@ and the profiler, take a shorter path.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from operator import attrgetter
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -25,13 +27,13 @@ from dsexplore._internal.torch_internals import aten
 from dsexplore._internal.torch_internals.dispatch import (
     OpOverload,
     active_dispatch_modes,
+    python_function_of,
     with_torch_function,
 )
 from dsexplore._internal.torch_internals.fake_mode import Key, ShortKeyMode
 from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
 from dsexplore._internal.torch_internals.process_groups import AsyncCollectiveTensor
 from dsexplore._internal.worlds.cuda.first_use import FirstUse, is_cuda, made_on_cpu
-from dsexplore._internal.worlds.fake import communicating_ops
 from dsexplore._internal.worlds.fake.guessed_sizes import READS, packed
 from dsexplore._internal.worlds.fake.invented_values import Inventor
 from dsexplore._internal.worlds.fake.known_values import set_written
@@ -159,7 +161,7 @@ class SimulationMode(ShortKeyMode):
             return self._of_fsdp(func, types, args, kwargs, key)
         if namespace in aten.COLLECTIVES and self._are_plain(args):
             return self._collective(func, args, kwargs)
-        implementation = communicating_ops.implementation(func)
+        implementation = communicating_implementation(func)
         if implementation is not None:
             with with_torch_function(), self:
                 return implementation(*args, **kwargs)
@@ -215,3 +217,51 @@ def _tensors(args: Iterable[Any]) -> Iterator[Any]:
             yield arg
         elif isinstance(arg, (list, tuple)):
             yield from _tensors(arg)
+
+
+_NAMES_OF_COLLECTIVES = (
+    *("all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv"),
+    *("isend", "permute_tensor", "recv", "reduce", "scatter", "send"),
+)
+"""How the names of torch's collectives begin."""
+
+
+@cache
+def communicating_implementation(op: Any) -> Callable[..., Any] | None:
+    """Return the Python function of a custom op that calls collectives; None for all other ops.
+
+    What a custom op returns for fake tensors is described by a function that makes the result and sends nothing. So
+    for ops such as those of context parallelism for FlexAttention, the function that implements them runs.
+    """
+    function = python_function_of(op)
+    return function if isinstance(function, FunctionType) and _communicates(function, set()) else None
+
+
+def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
+    """Return True if a function, or one of its module that it calls, names a collective of torch."""
+    if function.__code__ in seen:
+        return False
+    seen.add(function.__code__)
+    names = set(_names_in(function.__code__))
+    values = [function.__globals__.get(name) for name in names]
+    is_named = any(name.startswith(_NAMES_OF_COLLECTIVES) for name in names)
+    if is_named and ("distributed" in names or any(_is_torchs(value) for value in values)):
+        return True
+    functions = [
+        value for value in values if isinstance(value, FunctionType) and value.__module__ == function.__module__
+    ]
+    return any(_communicates(function, seen) for function in functions)
+
+
+def _is_torchs(value: Any) -> bool:
+    """Return True if a global is a module of torch.distributed or a function imported from one."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return isinstance(name, str) and name.startswith("torch.distributed")
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of globals and attributes in a code object and in those nested inside it."""
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _names_in(value)

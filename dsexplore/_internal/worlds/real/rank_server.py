@@ -14,9 +14,10 @@ import ctypes
 import gc
 import importlib
 import os
+import re
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from dsexplore._internal.capture.recorder_in_use import in_use
 from dsexplore._internal.torch_internals.processes import PRELOADED, clear_compilers_lookups
 from dsexplore._internal.worlds.cuda import autocast
 from dsexplore._internal.worlds.fake import shared_entries
-from dsexplore._internal.worlds.real import file_pages
 from dsexplore._internal.worlds.real.messages import Preload, Reap, Start, receive, send
 from dsexplore._internal.worlds.real.rank_process import become_rank
 
@@ -145,7 +145,7 @@ def freeze() -> None:
     gc.freeze()
     with suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
-    file_pages.let_go()
+    release_file_pages()
 
 
 def main(descriptor: int) -> None:
@@ -160,3 +160,38 @@ def main(descriptor: int) -> None:
     gc.enable()  # the launcher starts this program with it disabled, for faster imports
     with socket.socket(fileno=descriptor) as sock:
         serve(sock)
+
+
+_MADV_DONTNEED = 4
+_SMAPS = Path("/proc/self/smaps")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+\s*(/.*)?")
+
+
+def unwritten_mappings(smaps: str) -> Iterator[tuple[int, int]]:
+    """Yield (address, bytes) of each private file mapping that this process may not write to and has not written to.
+
+    A page that was written to, such as by relocation, is in no file, so it could not be read again.
+
+    Args:
+        smaps: text of /proc/PID/smaps.
+    """
+    mapping: tuple[int, int] | None = None
+    for line in smaps.splitlines():
+        if match := _MAPPING.match(line):
+            start, end = (int(match[number], 16) for number in (1, 2))
+            is_ours = match[4] is not None and "w" not in match[3] and match[3].endswith("p")
+            mapping = (start, end - start) if is_ours else None
+        elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
+            yield mapping
+
+
+def release_file_pages() -> None:
+    """Release the resident pages of `unwritten_mappings`, such as library code that runs only on import, on Linux.
+
+    A released page stays in the system's cache, and is mapped again when it is touched.
+    """
+    if not _SMAPS.exists():
+        return
+    madvise = ctypes.CDLL(None).madvise
+    for address, size in unwritten_mappings(_SMAPS.read_text(encoding="utf-8")):
+        madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_DONTNEED)
