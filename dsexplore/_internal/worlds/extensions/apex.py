@@ -5,8 +5,8 @@ Names and signatures are those of https://github.com/NVIDIA/apex.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from dsexplore._internal.worlds.extensions.apex_zero import DistributedFusedAdam
 from dsexplore._internal.worlds.extensions.fused_layers import MLP, Dense, DenseGeluDense
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm, PlainRMSNorm, Shape, layer_norm, rms_norm
 from dsexplore._internal.worlds.extensions.fused_optimizers import (
-    Betas,
+    KernelOptimizer,
     Parameters,
     PlainAdam,
     PlainLAMB,
@@ -140,20 +140,21 @@ class SoftmaxCrossEntropyLoss:
         return losses if half_to_float else losses.to(logits.dtype)
 
 
-class FusedAdagrad(torch.optim.Adagrad):
+class FusedAdagrad(KernelOptimizer, torch.optim.Adagrad):
     """Adagrad; with ``adagrad_w_mode`` its weight decay is decoupled."""
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-2,
-        eps: float = 1e-10,
-        weight_decay: float = 0.0,
-        set_grad_none: bool = True,
-        adagrad_w_mode: bool = False,
-    ) -> None:
-        super().__init__(params, lr, weight_decay=0.0 if adagrad_w_mode else weight_decay, eps=eps)
-        self.decoupled_decay = weight_decay if adagrad_w_mode else 0.0
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-2,
+        "eps": 1e-10,
+        "weight_decay": 0.0,
+        "set_grad_none": True,
+        "adagrad_w_mode": False,
+    }
+
+    def _initialize(self, params: Parameters, **options: Any) -> None:
+        self.decoupled_decay = options["weight_decay"] if options["adagrad_w_mode"] else 0.0
+        decay = options["weight_decay"] - self.decoupled_decay
+        super()._initialize(params, lr=options["lr"], eps=options["eps"], weight_decay=decay)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step, and return the loss of the closure."""
@@ -166,23 +167,20 @@ class FusedAdagrad(torch.optim.Adagrad):
 
 
 class FusedMixedPrecisionLamb(PlainLAMB):
-    """LAMB whose parameters may be in several dtypes."""
+    """LAMB whose parameters may be in several dtypes, and whose first step has a number."""
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        step: int = 0,
-        bias_correction: bool = True,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, bias_correction, betas, eps, weight_decay, **options)
-        for group in self.param_groups:
-            group["step"] = step
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "step": 0,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "weight_decay": 0.01,
+        "amsgrad": False,
+        "adam_w_mode": True,
+        "grad_averaging": True,
+        "max_grad_norm": 1.0,
+    }
 
 
 def _as_it_is(function: Any, *more: Any) -> Any:

@@ -5,14 +5,15 @@ Names are those of https://github.com/bitsandbytes-foundation/bitsandbytes. Both
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from dsexplore._internal.worlds.extensions import bitsandbytes_layers
 from dsexplore._internal.worlds.extensions.fused_optimizers import (
-    Betas,
+    KernelOptimizer,
     Parameters,
     PlainAdam,
     PlainAdEMAMix,
@@ -28,87 +29,49 @@ from dsexplore._internal.worlds.extensions.registry import Names
 class Adam(PlainAdam):
     """Adam; further options are of the kernels."""
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        *bits: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+    }
 
 
 class AdamW(Adam):
     """Adam whose weight decay is 0.01 unless given."""
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, *more, **options)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {**Adam.DEFAULTS, "weight_decay": 1e-2}
 
 
 class LAMB(PlainLAMB):
     """Adam with decoupled weight decay, whose update has at most the norm of its parameter."""
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, bias_correction, betas, eps, weight_decay, max_grad_norm=0.0)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {**PlainLAMB.DEFAULTS, "eps": 1e-8, "weight_decay": 0.0}
+
+    def _initialize(self, params: Parameters, **options: Any) -> None:
+        super()._initialize(params, **{**options, "max_grad_norm": 0.0})
 
     def _scaled(self, parameter: Tensor, update: Tensor, decay: Tensor) -> Tensor:
         return update * at_most(parameter, update, 1.0) + decay
 
 
-class RMSprop(torch.optim.RMSprop):
+class RMSprop(KernelOptimizer, torch.optim.RMSprop):
     """RMSprop; further options are of the kernels."""
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-2,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, alpha, eps, weight_decay)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0}
 
 
-class Adagrad(torch.optim.Adagrad):
+class Adagrad(KernelOptimizer, torch.optim.Adagrad):
     """Adagrad; further options are of the kernels."""
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-2,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-2,
+        "lr_decay": 0.0,
+        "weight_decay": 0.0,
+        "initial_accumulator_value": 0.0,
+        "eps": 1e-10,
+    }
 
 
 class GlobalOptimManager:

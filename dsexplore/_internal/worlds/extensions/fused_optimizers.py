@@ -6,8 +6,8 @@ They send nothing; what they hold is what the kernels hold, averages in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,69 +16,62 @@ Parameters = Iterable[Any]
 Betas = tuple[float, float]
 
 
-class PlainAdam(torch.optim.AdamW):
+class KernelOptimizer(torch.optim.Optimizer):
+    """An optimizer with the arguments of a fused kernel, those in `DEFAULTS`; further ones change nothing here."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]]
+    """{argument: its default}, in their order."""
+
+    def __init__(self, params: Parameters, *values: Any, **named: Any) -> None:
+        given = {**self.DEFAULTS, **dict(zip(self.DEFAULTS, values, strict=False)), **named}
+        self._initialize(params, **{name: given[name] for name in self.DEFAULTS})
+
+    def _initialize(self, params: Parameters, **options: Any) -> None:
+        """Initialize the optimizer of torch that comes next among the base classes."""
+        super().__init__(params, **options)
+
+
+class PlainAdam(KernelOptimizer, torch.optim.AdamW):
     """Adam, with decoupled weight decay unless ``adam_w_mode`` is False.
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        bias_correction: whether averages are corrected for their start; only with it.
-        betas: of the averages.
-        eps: added to the root.
-        adam_w_mode: whether weight decay is decoupled.
-        weight_decay: its factor.
-        amsgrad: whether the largest average counts.
-        set_grad_none: whether gradients are freed, as torch does.
-        options: of the kernels.
+    ``bias_correction`` is kept and has no effect: averages are corrected for their start.
     """
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-8,
-        adam_w_mode: bool = True,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        set_grad_none: bool = True,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "adam_w_mode": True,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+    }
+
+    def _initialize(self, params: Parameters, **options: Any) -> None:
+        is_corrected, is_decoupled = (options.pop(name, True) for name in ("bias_correction", "adam_w_mode"))
+        super()._initialize(params, **options)
         for group in self.param_groups:
-            group["decoupled_weight_decay"] = adam_w_mode
-            group.setdefault("bias_correction", bias_correction)
+            group["decoupled_weight_decay"] = is_decoupled
+            group.setdefault("bias_correction", is_corrected)
 
 
-class PlainSGD(torch.optim.SGD):
-    """SGD with momentum.
+class PlainSGD(KernelOptimizer, torch.optim.SGD):
+    """SGD with momentum."""
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        momentum: its factor.
-        dampening: of the momentum.
-        weight_decay: its factor.
-        nesterov: whether the momentum looks ahead.
-        options: of the kernels.
-    """
-
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "weight_decay": 0.0,
+        "nesterov": False,
+    }
 
 
-class _ByParameter(torch.optim.Optimizer):
+class _ByParameter(KernelOptimizer):
     """An optimizer that updates one parameter after another, with averages in fp32."""
+
+    def _initialize(self, params: Parameters, **options: Any) -> None:
+        torch.optim.Optimizer.__init__(self, params, options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -109,37 +102,17 @@ class _ByParameter(torch.optim.Optimizer):
 class PlainLAMB(_ByParameter):
     """LAMB: Adam whose update of each parameter has the norm of that parameter (https://arxiv.org/abs/1904.00962).
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        bias_correction: whether averages are corrected for their start.
-        betas: of the averages.
-        eps: added to the root.
-        weight_decay: its factor.
-        max_grad_norm: gradients are scaled to this norm if theirs is larger; 0 for never.
-        options: of the kernels.
+    Gradients whose norm is above ``max_grad_norm`` are scaled to it; 0 for never.
     """
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        max_grad_norm: float = 1.0,
-        **options: Any,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "bias_correction": bias_correction,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "max_grad_norm": max_grad_norm,
-        }
-        super().__init__(params, defaults)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-6,
+        "weight_decay": 0.01,
+        "max_grad_norm": 1.0,
+    }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -178,26 +151,13 @@ class PlainLAMB(_ByParameter):
 
 
 class PlainLion(_ByParameter):
-    """Lion: the sign of an average of gradients (https://arxiv.org/abs/2302.06675).
+    """Lion: the sign of an average of gradients (https://arxiv.org/abs/2302.06675); weight decay is decoupled."""
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        betas: of the update and of the average.
-        weight_decay: its factor, decoupled.
-        options: of the kernels.
-    """
-
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-4,
-        betas: Betas = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-4,
+        "betas": (0.9, 0.99),
+        "weight_decay": 0.0,
+    }
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         first, second = group["betas"]
@@ -208,40 +168,20 @@ class PlainLion(_ByParameter):
 
 
 class PlainLARS(_ByParameter):
-    """SGD whose update of each parameter has at most a part of that parameter's norm.
+    """SGD whose update of each parameter has at most the part ``max_unorm`` of that parameter's norm."""
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        momentum: its factor.
-        dampening: of the momentum.
-        weight_decay: its factor.
-        nesterov: whether the momentum looks ahead.
-        max_unorm: the part.
-        options: of the kernels.
-    """
-
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 0.01,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        *more: Any,
-        max_unorm: float = 0.02,
-        **options: Any,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "max_unorm": max_unorm,
-        }
-        super().__init__(params, defaults)
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 0.01,
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "weight_decay": 0.0,
+        "nesterov": False,
+        "optim_bits": 32,
+        "args": None,
+        "min_8bit_size": 4096,
+        "percentile_clipping": 100,
+        "max_unorm": 0.02,
+    }
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         gradient = gradient + group["weight_decay"] * parameter
@@ -262,33 +202,19 @@ def at_most(parameter: Tensor, update: Tensor, part: float) -> Tensor:
 class PlainAdEMAMix(_ByParameter):
     """AdEMAMix: Adam with a second, slower average of gradients (https://arxiv.org/abs/2409.03137).
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        betas: of the average, of the squares, and of the slow average.
-        alpha: factor of the slow average.
-        t_alpha: number of steps in which alpha grows to its value.
-        t_beta3: number of steps in which the third beta grows to its value.
-        eps: added to the root.
-        weight_decay: its factor, decoupled.
-        options: of the kernels.
+    ``alpha`` is the factor of the slow average, and the third beta its own; they grow to their values in ``t_alpha``
+    and ``t_beta3`` steps. Weight decay is decoupled.
     """
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
-        alpha: float = 5.0,
-        t_alpha: int | None = None,
-        t_beta3: int | None = None,
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *more: Any,
-        **options: Any,
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "alpha": alpha, "t_alpha": t_alpha, "t_beta3": t_beta3, "eps": eps}
-        super().__init__(params, {**defaults, "weight_decay": weight_decay})
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "betas": (0.9, 0.999, 0.9999),
+        "alpha": 5.0,
+        "t_alpha": None,
+        "t_beta3": None,
+        "eps": 1e-8,
+        "weight_decay": 1e-2,
+    }
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         step, (first, second, third) = group["step"], group["betas"]
@@ -308,35 +234,20 @@ class PlainAdEMAMix(_ByParameter):
 class PlainNovoGrad(_ByParameter):
     """NovoGrad: gradients divided by an average of their norm, one a parameter (https://arxiv.org/abs/1905.11286).
 
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        bias_correction: whether averages are corrected for their start.
-        betas: of the averages.
-        eps: added to the norm.
-        weight_decay: its factor.
-        amsgrad: refused by the kernels.
-        reg_inside_moment: whether weight decay is in the average.
-        grad_averaging: whether gradients enter the average with a factor.
-        options: of the kernels.
+    With ``reg_inside_moment`` weight decay is in the average, which gradients enter with a factor if
+    ``grad_averaging``.
     """
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 1e-3,
-        bias_correction: bool = True,
-        betas: Betas = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        reg_inside_moment: bool = False,
-        grad_averaging: bool = True,
-        **options: Any,
-    ) -> None:
-        defaults = {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps}
-        more = {"reg_inside_moment": reg_inside_moment, "grad_averaging": grad_averaging}
-        super().__init__(params, {**defaults, "weight_decay": weight_decay, **more})
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        "reg_inside_moment": False,
+        "grad_averaging": True,
+    }
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         step, (first, second), state = group["step"], group["betas"], self.state[parameter]
