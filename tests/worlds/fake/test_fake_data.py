@@ -1,4 +1,7 @@
-"""A fake tensor that gets other data has what is known of that data, and nothing of its own from before."""
+"""A fake tensor that gets other data has what is known of that data, and nothing of its own from before.
+
+Modules: ``worlds/fake/fake_workarounds.py``.
+"""
 
 from __future__ import annotations
 

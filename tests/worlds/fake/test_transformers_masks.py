@@ -1,4 +1,7 @@
-"""transformers leaves masks out on fake tensors as on real ones."""
+"""transformers leaves masks out on fake tensors as on real ones.
+
+Modules: ``worlds/extensions/transformers_attention.py``.
+"""
 
 from __future__ import annotations
 

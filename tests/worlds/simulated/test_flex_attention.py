@@ -1,4 +1,7 @@
-"""FlexAttention runs in every simulated world, compiled by the program or not."""
+"""FlexAttention runs in every simulated world, compiled by the program or not.
+
+Modules: ``worlds/simulated/attention.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""FSDP1's optimizer state is found for all parameters, on a rank that holds some of them."""
+"""FSDP1's optimizer state is found for all parameters, on a rank that holds some of them.
+
+Modules: ``worlds/simulated/optimizer_states.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``ZeroRedundancyOptimizer`` consolidates its state on simulated ranks."""
+"""``ZeroRedundancyOptimizer`` consolidates its state on simulated ranks.
+
+Modules: ``worlds/simulated/optimizer_states.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,14 @@
-"""Flash attention that a program asks transformers for: ``attn_implementation="flash_attention_2"``.
+"""Attention of transformers: flash attention without its package, and masks on fake tensors as on real ones.
 
-transformers looks for the package ``flash_attn`` among those that are installed, and refuses the model if it is not
-there. In a world of GPUs it goes on, and imports what stands in for the package.
+**Flash attention.** With ``attn_implementation="flash_attention_2"`` transformers looks for the package ``flash_attn``
+among those that are installed, and refuses the model if it is not there. In a world of GPUs it goes on, and imports
+what stands in for the package.
+
+**Masks.** On real tensors, transformers passes no mask if no token is masked, and calls causal attention. On fake
+tensors it assumes that torch.export is tracing and always builds a mask: attention then computes all scores instead of
+half of them, and reads a mask that grows with the square of the sequence length. Here transformers treats fake tensors
+as real ones. It reads two values: whether sequences are packed, which follows from the positions, and whether a token
+is masked. The second is unknown; it is assumed that none is, with a remark.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from dsexplore._internal.torch_internals.modules import TRANSFORMERS_FLASH_CHECK, TRANSFORMERS_HAS_FLASH
+from dsexplore._internal.torch_internals.names import TorchName
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 
 _VERSION = 2
@@ -49,5 +57,11 @@ PATCHES: tuple[Entry, ...] = (
         _not_refused,
         when="cuda traffic",
     ),
+    Patch(
+        TorchName("transformers.utils.import_utils:is_fake_tensor"),
+        "it makes a mask of every token on fake tensors",
+        lambda _original, _parts: lambda x: False,
+        when="fake",
+        by_code=True,
+    ),
 )
-"""Functions of transformers that are replaced in a world of GPUs."""

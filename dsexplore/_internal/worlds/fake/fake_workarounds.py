@@ -10,6 +10,8 @@ Observed on torch 2.13 under ``FakeTensorMode``:
 * a functional collective is waited for at once, as under torch.compile: here the wait comes with the first use of its
   result, as on real tensors;
 * ``FullyShardedDataParallel`` asks for the address of a tensor's memory, 0 for all fake ones: here for its size;
+* a fake tensor of a single number carries that number, as ``torch.tensor(0.5)`` does, and keeps it when its data is
+  replaced, as by ``module.bfloat16()``, so that DDP sends the old number: here it is that of the new data;
 * workers of a `DataLoader` have no memory to share: here it reads in the program's own process.
 """
 
@@ -27,7 +29,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils.data import DataLoader
 
 from dsexplore._internal.torch_internals.dtensor import local_tensor
-from dsexplore._internal.torch_internals.fake_tensors import FakeTensor, without_fake_mode
+from dsexplore._internal.torch_internals.fake_tensors import FAKE_DATA, FakeTensor, share_constant, without_fake_mode
 from dsexplore._internal.torch_internals.fsdp import CHUNK, HAS_MEMORY
 from dsexplore._internal.torch_internals.modules import APPLY, TRUNC_NORMAL, own_parameters
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
@@ -165,6 +167,14 @@ def _without_workers(original: Callable[..., None], parts: Parts) -> Callable[..
     return init
 
 
+def _follow_data(data: Any, _parts: Parts) -> property:
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        data.__set__(tensor, value)
+        share_constant(tensor, value)
+
+    return property(data.__get__, set_data)
+
+
 PATCHES: tuple[Entry, ...] = (
     Patch(CHUNK, "it makes the chunks of all ranks", lambda _original, _parts: Chunks, on_import=True),
     Patch(APPLY, "it cannot swap fake parameters", _apply_in_place, when="fake"),
@@ -178,4 +188,5 @@ PATCHES: tuple[Entry, ...] = (
         by_code=True,
     ),
     Patch(DATA_LOADER_INIT, "its workers have no memory that they could share", _without_workers, when="fake"),
+    Patch(FAKE_DATA, "it keeps the constant of the data that was replaced", _follow_data, when="fake"),
 )

@@ -1,11 +1,15 @@
-"""Attention of DTensors as on a GPU: flash attention, which has sharding rules and ring attention in torch.
+"""Attention in a simulated world: of DTensors by flash attention, as on a GPU; FlexAttention in its plain form.
 
-On a CPU ``F.scaled_dot_product_attention`` calls an op of its own, for which DTensor has no rule: attention of sharded
-heads, and all of context parallelism, would end in an error. Mirrors the choice in
+**DTensors.** On a CPU ``F.scaled_dot_product_attention`` calls an op of its own, for which DTensor has no rule:
+attention of sharded heads, and all of context parallelism, would end in an error. Mirrors the choice in
 ``aten/src/ATen/native/transformers/attention.cpp``: on a GPU the same call reaches
 ``aten::_scaled_dot_product_flash_attention``, which is what DTensor shards
 (``torch/distributed/tensor/_ops/_matrix_ops.py``) and context parallelism replaces by a ring
 (``torch/distributed/tensor/experimental/_context_parallel/_attention.py``).
+
+**FlexAttention.** ``flex_attention`` compiles itself where the program has not compiled it, which torch refuses while a
+dispatch mode is entered, as in a simulated world. Its plain form has the same shapes and values, with the whole matrix
+of scores in memory.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dsexplore._internal.torch_internals import aten
+from dsexplore._internal.torch_internals import aten, modules
 from dsexplore._internal.torch_internals.dtensor import custom_handlers
-from dsexplore._internal.torch_internals.patches import Change, Entry, Kernel, Parts, Patches
+from dsexplore._internal.torch_internals.patches import Change, Entry, Kernel, Parts, Patch, Patches
 
 
 def _handle_dtensors(patches: Patches, _parts: Parts) -> None:
@@ -91,6 +95,7 @@ def _backward(
 
 _NO_KERNEL = "torch has it for GPUs alone, and DTensor's rules are for it"
 
+
 PATCHES: tuple[Entry, ...] = (
     Change(
         "DTensor's handlers of the CPU's attention", "DTensor has no rule for it", _handle_dtensors, when="cuda traffic"
@@ -103,5 +108,11 @@ PATCHES: tuple[Entry, ...] = (
         lambda _parts: _backward,
         when="cuda traffic",
         only_if_missing=True,
+    ),
+    Patch(
+        modules.FLEX_ATTENTION_UNCOMPILED,
+        "it compiles itself, which torch refuses under a dispatch mode",
+        lambda _original, _parts: True,
+        on_import=True,
     ),
 )
