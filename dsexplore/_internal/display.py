@@ -41,7 +41,7 @@ class OptionsOfView(Generic[Result]):
         self.__doc__ = method.__doc__
 
     def __get__(self, shown: object | None, owner: type) -> Callable[..., Result]:
-        bound = _with_options_of_view(self.method, self._of_view, owner)
+        bound = _add_options_of_view(self.method, self._of_view, owner)
         return bound if shown is None else MethodType(bound, shown)
 
 
@@ -50,7 +50,7 @@ def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], OptionsO
 
 
 @cache
-def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: type) -> Callable[..., Result]:
+def _add_options_of_view(method: Callable[..., Result], of_view: str, kind: type) -> Callable[..., Result]:
     """Return `method` with the signature that it has for objects of class `kind`; unchanged if `kind` has no view."""
     from dsexplore._internal.views import view_class
 

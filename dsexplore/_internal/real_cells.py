@@ -210,7 +210,7 @@ class RealCells:
         screen.finish(
             {outcome.rank: RankText(outcome.output, "" if quiet else outcome.shown) for outcome in run.outcomes}
         )
-        trace = _with_cell_names(Trace() if run.trace is None else run.trace, message.sources)
+        trace = _name_cells(Trace() if run.trace is None else run.trace, message.sources)
         trace.results = {outcome.rank: outcome.value for outcome in run.outcomes if outcome.status == "ok"}
         names = {file: file_name(file) for file in message.sources}
         outcomes = tuple(
@@ -249,7 +249,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def _with_cell_names(trace: Trace, files: Mapping[str, str]) -> Trace:
+def _name_cells(trace: Trace, files: Mapping[str, str]) -> Trace:
     """Return the trace with ``In[3]`` for the files of cells, whose numbers in IPython ranks do not know."""
     tables = trace.tables
     names = {file: file_name(file) for file in files}
@@ -268,9 +268,11 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     first = next((outcome for outcome in run.outcomes if outcome.rank == run.first_failure), None)
     if first is not None:
         same_error = [outcome.rank for outcome in failed if (outcome.error, outcome.line) == (first.error, first.line)]
-        lines.append(f"{format_ranks(same_error)}: {first.error}{_at(first)}")
+        lines.append(f"{format_ranks(same_error)}: {first.error}{_cell_line(first)}")
         others = [outcome for outcome in failed if outcome.rank not in same_error]
-        lines += [f"rank {outcome.rank}: {outcome.error.partition(chr(10))[0]}{_at(outcome)}" for outcome in others]
+        lines += [
+            f"rank {outcome.rank}: {outcome.error.partition(chr(10))[0]}{_cell_line(outcome)}" for outcome in others
+        ]
         lines += _mismatches(run)
     else:
         ends = ", and its ranks were ended" if run.why_closed else f": {_interrupted_text(run)}"
@@ -338,7 +340,7 @@ def _interrupted_text(run: CellRun) -> str:
     at: dict[str, list[int]] = {}
     for outcome in run.outcomes:
         if outcome.status == "error" and outcome.error.startswith(_INTERRUPTED):
-            at.setdefault(_at(outcome) or " before it had begun", []).append(outcome.rank)
+            at.setdefault(_cell_line(outcome) or " before it had begun", []).append(outcome.rank)
     texts = [f"{format_ranks(ranks)} left it when interrupted{where}" for where, ranks in at.items()]
     busy = [outcome.rank for outcome in run.outcomes if outcome.status == "stuck"]
     if busy:
@@ -361,7 +363,7 @@ def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
     return RankEnd.of(raised(kind, text, f"cell line {outcome.line}" if outcome.line else ""))
 
 
-def _at(outcome: RankOutcome[Any]) -> str:
+def _cell_line(outcome: RankOutcome[Any]) -> str:
     return f" (cell line {outcome.line})" if outcome.line is not None else ""
 
 

@@ -133,7 +133,7 @@ def test_an_interrupted_save_leaves_the_old_file(
         raise interruption
 
     monkeypatch.setattr(pl.DataFrame, "write_parquet", half)
-    monkeypatch.setattr(files, "_to_text", lambda table: "")
+    monkeypatch.setattr(files, "_encode", lambda table: "")
     with pytest.raises((KeyboardInterrupt, OSError)):
         Trace(make([{}] * 2)).save(path)
     monkeypatch.undo()

@@ -64,13 +64,13 @@ def arrivals(tables: Tables) -> pl.DataFrame:
     if measured_ranks < 2:  # nobody to compare with
         tables = replace(tables, events=tables.events.clear())
     with_rows = tables.events.with_row_index("row")
-    measured = _shared_collectives(_before_ranks_part(matched(replace(tables, events=with_rows))))
+    measured = _shared_collectives(_collectives_before_parting(matched(replace(tables, events=with_rows))))
     begin = pl.col("start") - pl.col("start").min()
     timed = measured.with_columns(begin=begin / 1e9, took=(pl.col("end") - pl.col("start")) / 1e9)
     return _held_up(_late(timed, tables.info), with_rows)
 
 
-def _before_ranks_part(measured: pl.DataFrame) -> pl.DataFrame:
+def _collectives_before_parting(measured: pl.DataFrame) -> pl.DataFrame:
     """Return the collectives before the first one of their group with different ops, with an id: ``instance``."""
     group = pl.col("same_group").cast(pl.Categorical).to_physical().cast(pl.Int64)
     numbered = measured.with_columns(instance=group * 2**40 + pl.col("number").cast(pl.Int64))

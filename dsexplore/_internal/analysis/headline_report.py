@@ -31,7 +31,7 @@ def report(headline: Headline) -> list[tuple[str, str]]:
         ("Which modules send it?", _modules(headline)),
         ("What does start-up alone send?", _start_up(headline)),
         ("What do forwards without gradients send?", _no_grad(headline)),
-        ("What is sent between steps?", _between(headline)),
+        ("What is sent between steps?", _between_steps_text(headline)),
         ("What do implicit redistributes send?", _implicit(headline)),
         ("What memory does a rank need?", memory(tables)),
         ("What made this report?", made),
@@ -106,7 +106,7 @@ def _no_grad(headline: Headline) -> str:
     return f"{wire_text(events, headline.ranks)} per rank {where}, which no figure per step counts: {listed(parts)}."
 
 
-def _between(headline: Headline) -> str:
+def _between_steps_text(headline: Headline) -> str:
     """Say what is sent between steps, such as by state dicts, by source line; empty if there is nothing."""
     events = headline.events_of("between steps")
     if events.is_empty():

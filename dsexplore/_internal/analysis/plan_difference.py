@@ -102,12 +102,12 @@ class PlanDifference(Displayable):
     @property
     def findings_gone(self) -> Findings:
         """Findings in A that are not in B."""
-        return _without(self.before.findings, self.after.findings)
+        return _remove_shared(self.before.findings, self.after.findings)
 
     @property
     def findings_new(self) -> Findings:
         """Findings in B that are not in A."""
-        return _without(self.after.findings, self.before.findings)
+        return _remove_shared(self.after.findings, self.before.findings)
 
     def _values(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about where the values of both runs part."""
@@ -251,7 +251,7 @@ def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:
     return rows.group_by(key).agg(change).sort(pl.col("change").abs(), key, descending=[True, False])
 
 
-def _without(findings: Findings, others: Findings) -> Findings:
+def _remove_shared(findings: Findings, others: Findings) -> Findings:
     in_others = {(finding.rule, finding.module, finding.axis) for finding in others}
     return Findings(
         findings.tables,

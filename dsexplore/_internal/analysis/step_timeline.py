@@ -228,13 +228,13 @@ def timeline_of(
     said = ""
     if tables.io.height and (order == "measured" or events.is_empty()):
         order, said = "measured", io_sentence(tables)
-        spans, further = _with_io(spans, tables, several)
+        spans, further = _add_io(spans, tables, several)
         marks = (*marks, *further)
     ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
     return Timeline(spans, _sorted_names(spans["lane"], lanes), marks, order, color_by, tables, sizes, ties, said)
 
 
-def _with_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:
+def _add_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:
     """Return spans with those of reads, writes and waits, all since the first start of any; and the marks of these."""
     events, io = tables.events, tables.io
     first = io["start"].min()

@@ -135,7 +135,7 @@ def _optimizers() -> list[Optimizer]:
 
     torch has no registry of them, so they are found as the referrers of their classes.
     """
-    classes = _with_subclasses(Optimizer)
+    classes = _all_subclasses(Optimizer)
     return [
         optimizer
         for optimizer in gc.get_referrers(*classes)
@@ -143,8 +143,8 @@ def _optimizers() -> list[Optimizer]:
     ]
 
 
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+def _all_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_all_subclasses, kind.__subclasses__()))
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Handle(td.Work):
                 comms_logger.fail(self._call, error)
             explain(error, self._name, self._group)
             raise
-        self._over()
+        self._finish()
         return done
 
     def is_completed(self) -> bool:
@@ -83,7 +83,7 @@ class Handle(td.Work):
         work = self._work
         done: bool = work.done() if hasattr(work, "done") else work.is_completed()  # a future, or a work
         if done:
-            self._over()
+            self._finish()
         return done
 
     def get_future(self) -> Any:
@@ -94,10 +94,10 @@ class Handle(td.Work):
 
     def _value_when_over(self, future: Any) -> Any:
         value = future.value()
-        self._over()
+        self._finish()
         return value
 
-    def _over(self) -> None:
+    def _finish(self) -> None:
         if self._call is not None:
             comms_logger.end(self._call)
         copies, self._copies = self._copies, ()  # they go back once

@@ -170,7 +170,7 @@ def get_local_rank_from_launcher() -> int:
         ...     dist.get_local_rank_from_launcher()
         0
     """
-    return _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
+    return _launcher_number("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
 
 
 def get_world_rank_from_launcher() -> int:
@@ -181,7 +181,7 @@ def get_world_rank_from_launcher() -> int:
         ...     dist.get_world_rank_from_launcher()
         0
     """
-    return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", 0)
+    return _launcher_number("RANK", "OMPI_COMM_WORLD_RANK", 0)
 
 
 def get_world_size_from_launcher() -> int:
@@ -192,8 +192,8 @@ def get_world_size_from_launcher() -> int:
         ...     dist.get_world_size_from_launcher()
         4
     """
-    return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
+    return _launcher_number("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
 
 
-def _from_launcher(name: str, mpi_name: str, otherwise: int) -> int:
+def _launcher_number(name: str, mpi_name: str, otherwise: int) -> int:
     return int(os.environ.get(name) or os.environ.get(mpi_name) or otherwise)

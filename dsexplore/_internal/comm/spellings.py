@@ -81,12 +81,12 @@ def _spelling(
     return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
 
 
-def _in_list(args: Sequence[Any]) -> Sequence[Any]:
+def _wrap_first(args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments of an op that takes a list with the call's first tensor."""
     return ([args[0]],)
 
 
-def _in_lists(args: Sequence[Any]) -> Sequence[Any]:
+def _wrap_both(args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments of an op that takes a list with each of the call's first two arguments."""
     return [args[0]], [args[1]]
 
@@ -103,7 +103,7 @@ def _even_parts(args: Sequence[Any], group_size: int) -> str:
     return ""
 
 
-_IN_PLACE: dict[str, Any] = {"as_op": _in_list, "writes": (0,)}
+_IN_PLACE: dict[str, Any] = {"as_op": _wrap_first, "writes": (0,)}
 _OUT_OF_PLACE: dict[str, Any] = {"writes": (0,), "reads": (1,)}
 _REDUCED: dict[str, Any] = {**_IN_PLACE, "reduction": 1}
 
@@ -112,12 +112,12 @@ INFERENCE_ALL_REDUCE = _spelling("inference_all_reduce", td.all_reduce, "allredu
 ALL_REDUCE_COALESCED = _spelling("all_reduce_coalesced", td.all_reduce, "allreduce_", **_REDUCED)
 REDUCE = _spelling("reduce", td.reduce, "reduce_", peers=(1, 5), reduction=2, **_IN_PLACE)
 BROADCAST = _spelling("broadcast", td.broadcast, "broadcast_", peers=(1, 4), **_IN_PLACE)
-ALL_GATHER = _spelling("all_gather", td.all_gather, "allgather_", _in_lists, **_OUT_OF_PLACE)
+ALL_GATHER = _spelling("all_gather", td.all_gather, "allgather_", _wrap_both, **_OUT_OF_PLACE)
 REDUCE_SCATTER = _spelling(
-    "reduce_scatter", td.reduce_scatter, "reduce_scatter_", _in_lists, reduction=2, **_OUT_OF_PLACE
+    "reduce_scatter", td.reduce_scatter, "reduce_scatter_", _wrap_both, reduction=2, **_OUT_OF_PLACE
 )
 GATHER = _spelling("gather", td.gather, "gather_", _input_second, writes=(1,), reads=(0,), peers=(2, 5))
-SCATTER = _spelling("scatter", td.scatter, "scatter_", _in_list, peers=(2, 5), **_OUT_OF_PLACE)
+SCATTER = _spelling("scatter", td.scatter, "scatter_", _wrap_first, peers=(2, 5), **_OUT_OF_PLACE)
 ALL_TO_ALL_SINGLE = _spelling(
     "all_to_all_single", td.all_to_all_single, "alltoall_base_", check=_even_parts, **_OUT_OF_PLACE
 )
@@ -141,7 +141,7 @@ REDUCE_SCATTER_TENSOR, REDUCE_SCATTER_SINGLE = (
 )
 
 SEND, ISEND = (
-    _spelling(name, call, "send", _in_list, reads=(0,), peers=(1, 4))
+    _spelling(name, call, "send", _wrap_first, reads=(0,), peers=(1, 4))
     for name, call in (("send", td.send), ("isend", td.isend))
 )
 RECV, IRECV = (

@@ -256,7 +256,7 @@ class CommDebugMode(torchs.CommDebugMode):
         """
         self.advanced_module_tracker.print_sharding_info()
 
-    def _as_torchs(self) -> Any:
+    def _torchs_mode(self) -> Any:
         tree = self.advanced_module_tracker.tree
         return torch_json.torchs_mode(tree, self.comm_module_counts, self.comm_module_operation_counts)
 
@@ -280,7 +280,7 @@ class CommDebugMode(torchs.CommDebugMode):
             >>> "allreduce_" in mode.generate_comm_debug_tracing_table(noise_level=0)
             True
         """
-        return table(self._as_torchs(), noise_level)
+        return table(self._torchs_mode(), noise_level)
 
     def generate_json_dump(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.json", noise_level: int = 3
@@ -292,7 +292,7 @@ class CommDebugMode(torchs.CommDebugMode):
             >>> Path("modules.json").exists()
             True
         """
-        torch_json.write_json(self._as_torchs(), file_name, noise_level)
+        torch_json.write_json(self._torchs_mode(), file_name, noise_level)
 
     def log_comm_debug_tracing_table_to_file(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.txt", noise_level: int = 3

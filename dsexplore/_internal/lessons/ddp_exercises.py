@@ -75,7 +75,7 @@ def _flat(answer: Answer) -> Requirements:
         yield from _averages(played)
 
 
-def _in_buckets(played: Play) -> Requirements:
+def _buckets(played: Play) -> Requirements:
     sizes = played.events["message_bytes"].to_list()
     yield Requirement(
         "no bucket is larger than bucket_bytes",
@@ -94,7 +94,7 @@ def _bucketed(answer: Answer) -> Requirements:
     for rank in (0, 2):
         played = _train(answer, rank, BUCKET)
         yield from _sends_all_reduces(played)
-        yield from _in_buckets(played)
+        yield from _buckets(played)
         yield from _averages(played)
 
 
@@ -103,7 +103,7 @@ def _overlapped(answer: Answer) -> Requirements:
         played = _train(answer, rank, BUCKET)
         events = played.events
         yield from _sends_all_reduces(played)
-        yield from _in_buckets(played)
+        yield from _buckets(played)
         yield Requirement(
             "buckets leave during backward",
             {*events["phase"]} == {"backward"},

@@ -21,7 +21,7 @@ def _arguments(rank: int) -> tuple[Tensor, Tensor, list[list[int]]]:
     return numbers(TOKENS, WIDTH, seed=rank), torch.tensor(CHOICES[rank]), [[*row] for row in COUNTS]
 
 
-def _by_expert(rank: int) -> Tensor:
+def _order_by_expert(rank: int) -> Tensor:
     """Return the order of a rank's tokens by expert."""
     return torch.argsort(torch.tensor(CHOICES[rank]), stable=True)
 
@@ -88,7 +88,7 @@ def _dispatch(answer: Answer) -> Requirements:
         )
         yield Requirement(
             "tokens of one expert stand together",
-            is_close(cast("Tensor", got)[:count], _expected(tokens[_by_expert(rank)], count)),
+            is_close(cast("Tensor", got)[:count], _expected(tokens[_order_by_expert(rank)], count)),
             "all_to_all sends the first rows to rank 0, the next ones to rank 1, …: sort the tokens by expert first.",
         )
 
@@ -123,7 +123,7 @@ def _exchange(answer: Answer) -> Requirements:
             f"Rank {rank} sends {_splits(played, 1, 'send_splits')} back: what was received from a rank goes back "
             "to it.",
         )
-        tokens, order = numbers(TOKENS, WIDTH, seed=rank), _by_expert(rank)
+        tokens, order = numbers(TOKENS, WIDTH, seed=rank), _order_by_expert(rank)
         sent = 3 * tokens[order]
         back = torch.zeros(TOKENS, WIDTH)
         back[order] = sent

@@ -16,7 +16,7 @@ from dsexplore._internal.lessons.requirement import Answer, Exercise, Requiremen
 WIDTH, HEADS, LENGTH = 16, 4, 8
 
 
-def _as_numbers(got: object, count: int) -> list[float] | None:
+def _numbers(got: object, count: int) -> list[float] | None:
     """Return an answer as so many numbers; None if it is something else."""
     values = got.tolist() if isinstance(got, Tensor) else list(got) if isinstance(got, (list, tuple)) else []
     return [float(value) for value in values] if len(values) == count else None
@@ -29,7 +29,7 @@ def _agree(got: Sequence[float], wanted: Sequence[float]) -> bool:
 def _loss_weights(answer: Answer) -> Requirements:
     for counts in ([3, 5], [4, 4, 4, 4], [1, 2, 3, 10]):
         ranks, total = len(counts), sum(counts)
-        got = _as_numbers(answer(list(counts)), ranks)
+        got = _numbers(answer(list(counts)), ranks)
         says = "a weight for each rank"
         yield Requirement(says, got is not None, f"Return a list of {ranks} numbers, one for each of {counts}.")
         assert got is not None

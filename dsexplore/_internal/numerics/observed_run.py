@@ -107,12 +107,12 @@ class ObservedRun:
         """Return the path of the running module; None outside of all, or in calls that the program did not make."""
         if self._is_foreign():
             return None
-        running = self._recomputed if _in_backward() else self._open
+        running = self._recomputed if _is_in_backward() else self._open
         return running[-1] if running else None
 
     def record_draw(self, function: str, values: Tensor) -> None:
         """Record the result of a random function in a module or in a recomputation."""
-        module, is_recomputed = self.running_module(), _in_backward()
+        module, is_recomputed = self.running_module(), _is_in_backward()
         if module is None and not (is_recomputed and torch.is_grad_enabled()):
             return  # random data, initial values, or noise on gradients
         module = module or ""
@@ -123,7 +123,7 @@ class ObservedRun:
     def _enter_module(self, name: str, _module: nn.Module, _args: Any) -> None:
         if self._is_foreign():
             return
-        if _in_backward():
+        if _is_in_backward():
             self._recomputed.append(name)
         else:
             self._open.append(name)
@@ -131,12 +131,12 @@ class ObservedRun:
 
     def _leave_module(self, name: str, _module: nn.Module, _args: Any, _output: Any) -> None:
         """Mark the end of a module's recomputation, also if it ends early."""
-        if _in_backward():
+        if _is_in_backward():
             _end_call(self._recomputed, name)
 
     def _is_recorded(self) -> bool:
         """Return True in calls that the program made itself, but not while backward recomputes them."""
-        return not _in_backward() and not self._is_foreign()
+        return not _is_in_backward() and not self._is_foreign()
 
     def _record_output(self, name: str, is_leaf: bool, _module: nn.Module, _args: Any, output: Any) -> Any:
         if not self._is_recorded():
@@ -204,7 +204,7 @@ class ObservedRun:
         self.record.records.append(NumericRecord(self.step, phase, module, name, call, inside, value, place, sources))
 
 
-def _in_backward() -> bool:
+def _is_in_backward() -> bool:
     """Return True while autograd runs a backward, in which checkpointed modules are recomputed."""
     return current_graph_task() != -1
 

@@ -86,7 +86,7 @@ def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     used = [axis for grid in grids for axis in grid if axis.size > 1]
     ends = sorted({1}.union(*({axis.stride, axis.end} for axis in used)))
     if any(outer % inner for inner, outer in pairwise(ends)):
-        return _by_rank(order, grids)
+        return _mesh_of_ranks(order, grids)
     atoms = [_Axis("", outer // inner, inner) for inner, outer in pairwise(ends)]
     atoms = [atom for atom in reversed(atoms) if any(axis.covers(atom) for axis in used)]
     atoms = _named(atoms, used) or [_Axis("rank", 1, 1)]
@@ -146,7 +146,7 @@ def _reading(axis: _Axis, atoms: list[_Axis]) -> Reading:
     return Reading(axis.name, axis.size, tuple(terms))
 
 
-def _by_rank(order: Numbers, grids: list[list[_Axis]]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
+def _mesh_of_ranks(order: Numbers, grids: list[list[_Axis]]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     """Return a joint mesh of one axis over all ranks, for grids without a common refinement such as 2×3 and 3×2."""
     mesh = Mesh(("rank",), (len(order),), order)
     return mesh, [tuple(Reading(a.name, a.size, ((0, a.stride, a.size, 1),)) for a in grid) for grid in grids]

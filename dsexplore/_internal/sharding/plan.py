@@ -56,23 +56,23 @@ def sharding(
     """
     if isinstance(shown, nn.Module):
         _refuse(placements, "a model", "its parameters")
-        return _of_tensors(_title(shown), _named_parameters(shown), mesh)
+        return _plan_of_tensors(_title(shown), _named_parameters(shown), mesh)
     if isinstance(shown, Mapping):
         _refuse(placements, "a mapping", "its entries, {'name': (shape, placements)}")
-        return _of_mapping(shown, mesh, _dtype(dtype))
+        return _plan_of_mapping(shown, mesh, _dtype(dtype))
     if isinstance(shown, torch.Tensor):
         if placements is None:
-            return _of_tensors("tensor", [("tensor", shown, ())], mesh)
+            return _plan_of_tensors("tensor", [("tensor", shown, ())], mesh)
         if _is_dtensor(shown):
             raise UsageError(
                 "this tensor is a DTensor and has its placements: leave placements= out, or give its shape"
             )
-        return _on_paper({"tensor": (shown.shape, placements, shown.dtype, shown.requires_grad)}, mesh)
+        return _plan_on_paper({"tensor": (shown.shape, placements, shown.dtype, shown.requires_grad)}, mesh)
     if placements is None:
         raise UsageError(
             f"{shown!r} is no model and no tensor; for a shape give placements=[Shard(0), …] and mesh='dp=2,tp=4'"
         )
-    return _on_paper({"tensor": (shown, placements, _dtype(dtype), True)}, mesh)
+    return _plan_on_paper({"tensor": (shown, placements, _dtype(dtype), True)}, mesh)
 
 
 def _refuse(placements: Any, what: str, where: str) -> None:
@@ -97,9 +97,9 @@ def _named_parameters(model: nn.Module) -> list[_Named]:
     return [(paths[0], tensors[key], tuple(dict.fromkeys(paths[1:]))) for key, paths in names.items()]
 
 
-def _of_mapping(shown: Mapping[Any, Any], mesh: Any, dtype: torch.dtype) -> Sharding:
+def _plan_of_mapping(shown: Mapping[Any, Any], mesh: Any, dtype: torch.dtype) -> Sharding:
     if all(isinstance(entry, torch.Tensor) for entry in shown.values()):
-        return _of_tensors("tensors", [(str(name), tensor, ()) for name, tensor in shown.items()], mesh)
+        return _plan_of_tensors("tensors", [(str(name), tensor, ()) for name, tensor in shown.items()], mesh)
     entries = {}
     for name, entry in shown.items():
         if isinstance(entry, torch.Tensor) or not isinstance(entry, Sequence) or len(entry) != 2:
@@ -107,10 +107,10 @@ def _of_mapping(shown: Mapping[Any, Any], mesh: Any, dtype: torch.dtype) -> Shar
                 f"entry {name!r} is {_brief(entry)}: give each name a pair (shape, placements), or give only tensors"
             )
         entries[str(name)] = (*entry, dtype, True)
-    return _on_paper(entries, mesh)
+    return _plan_on_paper(entries, mesh)
 
 
-def _on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], mesh: Any) -> Sharding:
+def _plan_on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], mesh: Any) -> Sharding:
     shown = _mesh_of_plan(mesh)
     axes = plain_readings(shown)
     placed = []
@@ -128,7 +128,7 @@ def _mesh_of_plan(mesh: MeshLike | Mesh | None) -> Mesh:
     return parsed
 
 
-def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
+def _plan_of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
     lazy = [name for name, tensor, _ in tensors if is_lazy(tensor)]
     if lazy:
         raise UsageError(f"{lazy[0]} has no shape yet: run the model once, or give it its sizes, before it is shown")

@@ -161,12 +161,12 @@ def _planned(before: PlacedTensor, after: PlacedTensor) -> list[tuple[int, Place
         mesh = mesh_without_groups(ranks, tuple(f"axis{number}" for number in range(len(before.axes))))
         whole = torch.empty(before.shape, dtype=before.dtype, device="meta")
         steps = plan_redistribution(
-            mesh, whole, *(list(map(_of_torch, tensor.placements)) for tensor in (before, after))
+            mesh, whole, *(list(map(_torchs_placement, tensor.placements)) for tensor in (before, after))
         )
     return [(step.axis, read(step.before), read(step.after), step.shape) for step in steps]
 
 
-def _of_torch(placement: Placement) -> Any:
+def _torchs_placement(placement: Placement) -> Any:
     """Return the placement as torch's object."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 

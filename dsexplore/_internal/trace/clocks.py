@@ -83,13 +83,13 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     """
     info = tables.info
     if shares_clock or (len(set(info.clocks)) == 1 and all(info.clocks)):
-        return replace(tables, info=_with_offsets(info, {}))
+        return replace(tables, info=_record_offsets(info, {}))
     clocks = clock_offsets(tables.events, tables.groups, dict(zip(info.ranks, info.clocks, strict=False)))
     if len(clocks) < 2:
         return tables
     offsets = {rank: _beyond_noise(clock) for rank, clock in clocks.items()}
     shifted = {rank: clock for rank, clock in offsets.items() if clock.offset}
-    info = _with_offsets(info, offsets)
+    info = _record_offsets(info, offsets)
     if not shifted:
         return replace(tables, info=info)
     return replace(
@@ -100,7 +100,7 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     )
 
 
-def _with_offsets(info: TraceInfo, offsets: Mapping[int, ClockOffset]) -> TraceInfo:
+def _record_offsets(info: TraceInfo, offsets: Mapping[int, ClockOffset]) -> TraceInfo:
     """Return `info` with these offsets recorded; a shifted rank is given the name of the first rank's clock."""
     of_ranks = [offsets.get(rank, _NO_OFFSET) for rank in info.ranks]
     zeros = (0,) * len(of_ranks)

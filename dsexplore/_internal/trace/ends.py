@@ -33,18 +33,18 @@ def raised(kind: str, text: str, line: str) -> str:
     """
     said = " ".join(text.split())
     shown = f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said
-    return _at(f"raised {kind}{f' ({shown})' if shown else ''}", line)
+    return _add_line(f"raised {kind}{f' ({shown})' if shown else ''}", line)
 
 
 def stopped_by_exit(code: object, line: str) -> str:
     """Return the text for a recording ended by ``sys.exit``."""
-    return _at(f"ended with exit code {code or 0}", line)
+    return _add_line(f"ended with exit code {code or 0}", line)
 
 
 def interrupted(line: str) -> str:
     """Return the text for a recording ended by Ctrl-C."""
-    return _at("was interrupted", line)
+    return _add_line("was interrupted", line)
 
 
-def _at(what: str, line: str) -> str:
+def _add_line(what: str, line: str) -> str:
     return f"{what} at {line}" if line else what

@@ -221,11 +221,11 @@ def _write_with_digest(events: pl.DataFrame, metadata: dict[str, str], target: P
 
 
 def _metadata(tables: Tables) -> dict[str, str]:
-    side = {_PREFIX + name: _to_text(getattr(tables, name)) for name in _SIDE_TABLES}
+    side = {_PREFIX + name: _encode(getattr(tables, name)) for name in _SIDE_TABLES}
     return {_PREFIX + "format": str(schema.FORMAT_VERSION), _PREFIX + "info": json.dumps(asdict(tables.info)), **side}
 
 
-def _to_text(table: pl.DataFrame) -> str:
+def _encode(table: pl.DataFrame) -> str:
     packed = io.BytesIO()
     table.write_parquet(packed, compression="zstd")
     return base64.b64encode(packed.getvalue()).decode("ascii")
@@ -272,7 +272,7 @@ def read_file(file: Path) -> Tables:
     metadata = guarded(file, lambda: pl.read_parquet_metadata(file))
     version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
     events = guarded(file, lambda: read_rows(file))
-    events = _with_nothing_sent_by_recv(_with_later_columns(events, version), version)
+    events = _clear_wire_bytes_of_recv(_add_later_columns(events, version), version)
     side = {
         name: schema.empty(name)
         if schema.ADDED_TABLES.get(name, 0) > version
@@ -282,8 +282,8 @@ def read_file(file: Path) -> Tables:
     if "inputs" not in side["memory"].columns:  # their bytes were counted as parameters
         side["memory"] = side["memory"].with_columns(inputs=pl.lit(0, dtype=schema.MEMORY["inputs"]))
     info = guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
-    events = _with_columns_of(file, "events", events)
-    side = {name: _with_columns_of(file, name, table) for name, table in side.items()}
+    events = _order_columns(file, "events", events)
+    side = {name: _order_columns(file, name, table) for name, table in side.items()}
     if version < schema.UNKNOWN_IS_NULL:
         events = without_placeholders(events, side["groups"])
     tables = Tables(events=events, info=info, **side)
@@ -302,7 +302,7 @@ def _checked_version(file: Path, written: str) -> int:
     return int(written)
 
 
-def _with_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
+def _add_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
     """Return the events of a file of that format version, with columns added by later versions set to null."""
     later = {name for added, names in schema.ADDED.items() if added > version for name in names}
     if not later or later & set(events.columns):
@@ -312,7 +312,7 @@ def _with_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
     return events.with_columns(added).select(*columns, *(name for name in events.columns if name not in schema.EVENTS))
 
 
-def _with_nothing_sent_by_recv(events: pl.DataFrame, version: int) -> pl.DataFrame:
+def _clear_wire_bytes_of_recv(events: pl.DataFrame, version: int) -> pl.DataFrame:
     """Return the events of a file of that version with wire bytes 0 for recv; before format 6 recv had the send's."""
     if version >= schema.RECV_SENDS_NOTHING or not {"op", "wire_bytes"} <= set(events.columns):
         return events
@@ -320,7 +320,7 @@ def _with_nothing_sent_by_recv(events: pl.DataFrame, version: int) -> pl.DataFra
     return events.with_columns(sent.cast(events["wire_bytes"].dtype).alias("wire_bytes"))
 
 
-def _with_columns_of(file: Path, name: str, table: pl.DataFrame) -> pl.DataFrame:
+def _order_columns(file: Path, name: str, table: pl.DataFrame) -> pl.DataFrame:
     """Return the table of that name with its columns in the schema's order.
 
     Raises:
@@ -334,10 +334,10 @@ def _with_columns_of(file: Path, name: str, table: pl.DataFrame) -> pl.DataFrame
 
 
 def _side_table(metadata: Mapping[str, str], name: str) -> pl.DataFrame:
-    return _from_text(metadata[_PREFIX + name])
+    return _decode(metadata[_PREFIX + name])
 
 
-def _from_text(text: str) -> pl.DataFrame:
+def _decode(text: str) -> pl.DataFrame:
     return pl.read_parquet(io.BytesIO(base64.b64decode(text, validate=True)))
 
 

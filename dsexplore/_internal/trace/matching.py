@@ -78,7 +78,7 @@ def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         the events with the columns ``number``, from 0 in each group; ``same_group``, a name of the group that is equal
         on all ranks; and ``members``, the ranks of the group. Records whose position cannot be found have no rows.
     """
-    with_groups = _with_groups(events, groups)
+    with_groups = _join_groups(events, groups)
     parts = [
         _number_by_group_seq(with_groups.filter("has_own")),
         _number_by_position(with_groups.filter(~pl.col("has_own"))),
@@ -88,7 +88,7 @@ def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 def late_records(tables: Tables) -> list[str]:
     """Return sentences about ranks whose record of a group begins later than others' or matches at no position."""
-    with_groups = _with_groups(tables.events, tables.groups)
+    with_groups = _join_groups(tables.events, tables.groups)
     counted = (
         _number_by_group_seq(with_groups.filter("has_own"))
         .group_by("same_group", "rank", maintain_order=True)
@@ -120,7 +120,7 @@ def is_beyond_chance(spread: float, width: float, within: int, count: int) -> bo
     return choices + (within - 1) * math.log(spread / width) < math.log(_CHANCE)
 
 
-def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+def _join_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """Return the collectives joined with their groups, numbered by position; ``has_own``: all have ``group_seq``."""
     named = groups.select(
         "group",

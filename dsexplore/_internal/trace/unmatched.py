@@ -106,14 +106,14 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
         sent, received = sends.get(pair, []), receives.get(pair, [])
         if any(row["message_bytes"] is None for row in (*sent, *received)):
             continue  # which of them fit is not known
-        sent_alone, received_alone = _without_fitting(sent, received)
+        sent_alone, received_alone = _drop_fitting(sent, received)
         matched_by_any = min(from_any[receiver, key], max(len(sent_alone) - len(received_alone), 0))
         from_any[receiver, key] -= matched_by_any
         for send, recv in zip_longest(sent_alone[matched_by_any:], received_alone):
             yield _row("send", sender, receiver, send, recv, sent[-1:], received[-1:])
 
 
-def _without_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+def _drop_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Return the sends and the receives without a counterpart of the same size."""
     fitting = Counter(row["message_bytes"] for row in sent) & Counter(row["message_bytes"] for row in received)
     return _beyond(sent, fitting.copy()), _beyond(received, fitting.copy())

@@ -62,7 +62,7 @@ class Remarks:
 
     def notes(self) -> list[str]:
         """Return every remark so far, with the lines of the program that it is about."""
-        return [f"{text}{_at(list(lines))}" for text, lines in self._lines.items()]
+        return [f"{text}{_lines_text(list(lines))}" for text, lines in self._lines.items()]
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
@@ -75,7 +75,7 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
     return (outer for kind, outer in meaningful(frame) if kind in OF_CALLER)
 
 
-def _at(lines: list[str]) -> str:
+def _lines_text(lines: list[str]) -> str:
     if not lines:
         return ""
     return f" ({named_lines(lines, _LINES)})"

@@ -136,5 +136,5 @@ def test_what_is_said_to_be_the_same_and_is_not_is_found(kind: Any) -> None:
 def test_a_finding_says_what_to_try_and_comes_first() -> None:
     first = trained(PartOfSequence).findings()[0]
     assert first.rule == "value_errors"
-    assert first.why.startswith("the optimizer reads the gradient of weight, bias, which ranks of tp hold alike")
+    assert first.why.startswith("the optimizer reads the gradient of weight, bias before it is reduced over tp")
     assert first.change.startswith("all_reduce it over tp before optimizer.step()")

@@ -170,7 +170,7 @@ class Evidence:
             _expression(measure) for measure in (spare, spare if spare_calls is None else spare_calls)
         )
         totals = (
-            _with_places(flagged)
+            _add_places(flagged)
             .with_columns(spared=pl.col("wire_bytes") * part, spared_calls=part_of_calls)
             .group_by(by, maintain_order=True)
             .agg(
@@ -201,7 +201,7 @@ def _sent_in_order(rows: pl.DataFrame) -> pl.DataFrame:
     return rows if is_sorted else rows.sort("rank", "seq", maintain_order=True)
 
 
-def _with_places(flagged: pl.DataFrame) -> pl.DataFrame:
+def _add_places(flagged: pl.DataFrame) -> pl.DataFrame:
     """Add ``place`` and ``line``, made once per distinct owner and source."""
     line = pl.col("text").str.split(" ← ").list.first()
     for column, name, made in (("owner", "place", place_of(pl.col("text"))), ("source", "line", line)):

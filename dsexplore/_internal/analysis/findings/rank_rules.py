@@ -50,10 +50,10 @@ def _change_late_rank(late: LateRank) -> str:
 # Ranks hold different values of a tensor that should be the same on them: no traffic to spare, but a wrong result.
 
 _WHY_VALUES = {
-    "activation": "a DTensor says Replicate over {axis}, and its values differ there (read by {names}, in {phase})",
-    "gradient": "the optimizer reads the gradient of {names}, which ranks of {axis} hold alike, before it is reduced "
-    "over {axis}: they update it differently",
-    "parameter": "ranks of {axis} hold {names} alike, and the optimizer updates it differently on each",
+    "activation": "a DTensor is Replicate over {axis}, but its values differ there (read by {names}, in {phase})",
+    "gradient": "the optimizer reads the gradient of {names} before it is reduced over {axis}, where the parameter is "
+    "replicated: each rank updates it differently",
+    "parameter": "{names} is replicated over {axis}, and the optimizer updates it differently on each rank",
 }
 """{kind of tensor: the sentence}, as `_CHANGE_VALUES` has what to do."""
 _CHANGE_VALUES = {

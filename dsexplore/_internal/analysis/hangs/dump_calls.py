@@ -287,7 +287,7 @@ class _Groups:
         return {
             self.of(dump.rank, name): dump.status[number][what]
             for number, name in self._numbers.get(dump.rank, {}).items()
-            if number in dump.status and name not in self._with_messages
+            if number in dump.status and name not in self._groups_with_messages
         }
 
     def replicas(self, dump: RecorderDump, world: int) -> frozenset[int]:
@@ -296,11 +296,11 @@ class _Groups:
         These are the members of its groups that neither exchange messages, as stages of a pipeline do, nor span the
         world.
         """
-        listed = [ranks for name, (_, ranks) in dump.groups.items() if name not in self._with_messages]
+        listed = [ranks for name, (_, ranks) in dump.groups.items() if name not in self._groups_with_messages]
         return frozenset(rank for ranks in listed if len(ranks) < world for rank in ranks)
 
     @cached_property
-    def _with_messages(self) -> set[str]:
+    def _groups_with_messages(self) -> set[str]:
         return {entry.group for dump in self._dumps for entry in dump.entries if entry.is_p2p}
 
     @cached_property

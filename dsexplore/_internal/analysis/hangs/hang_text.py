@@ -104,7 +104,7 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     where = f"{call_text(with_line)}{_number(first)}{failed}{_others(front, [first], accused)}"
     waits = f"{waiting} {wait_verb(waits_in)} for {whom} in {where}"
     if blame.kind == "no_evidence":
-        return _without_record_text(job, blame, first, waits)
+        return _missing_record_text(job, blame, first, waits)
     ended = [rank for rank in accused if job.ranks[rank].end is not None]
     others = [rank for rank in accused if rank not in ended]
     ends = [_end_text(job, rank) for rank in ended[:_MOST_ENDS]]
@@ -113,7 +113,7 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     return "; ".join([f"{', '.join([*ends, *absent])}: {waits}", *lasts, *_suspects_text(blame)])
 
 
-def _without_record_text(job: JobCalls, blame: Blame, first: Instance, waits: str) -> str:
+def _missing_record_text(job: JobCalls, blame: Blame, first: Instance, waits: str) -> str:
     """Describe all explanations that the other ranks' records leave for ranks without a record."""
     accused = blame.culprits or blame.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_evidence]

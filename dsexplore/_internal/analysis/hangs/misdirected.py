@@ -71,7 +71,7 @@ def _peer(call: RankCall) -> int:
     return next(end for end in _ends(call) if end != call.rank)
 
 
-def _before(job: JobCalls, call: RankCall) -> list[RankCall]:
+def _earlier_calls(job: JobCalls, call: RankCall) -> list[RankCall]:
     """Return the calls that a rank made at the same line before."""
     same = (
         earlier
@@ -84,12 +84,12 @@ def _before(job: JobCalls, call: RankCall) -> list[RankCall]:
 
 
 def _has_left_usual_peer(job: JobCalls, call: RankCall) -> bool:
-    peers = [_peer(earlier) for earlier in _before(job, call)]
+    peers = [_peer(earlier) for earlier in _earlier_calls(job, call)]
     return len(peers) >= _USUAL and len(set(peers)) == 1 and peers[0] != _peer(call)
 
 
 def _is_first(job: JobCalls, call: RankCall) -> bool:
-    return not _before(job, call)
+    return not _earlier_calls(job, call)
 
 
 def _has_gone_on(job: JobCalls, rank: int) -> bool:

@@ -77,13 +77,13 @@ def job_of_trace(
             stack=(stacks or {}).get(rank, ""),
             end=ended.get(rank),
         )
-    calls_of |= {rank: _before_block(calls_of[rank], block) for rank, block in (earlier or {}).items()}
+    calls_of |= {rank: _calls_before_block(calls_of[rank], block) for rank, block in (earlier or {}).items()}
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
     said = [match[1] for note in tables.info.notes if (match := _STOOD.search(note))]
     return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood))
 
 
-def _before_block(calls: RankCalls, block: EarlierBlock) -> RankCalls:
+def _calls_before_block(calls: RankCalls, block: EarlierBlock) -> RankCalls:
     """Return what is known of a rank that has not begun the block: it is at its end, or in an earlier one."""
     end = None if block.end in (RUNNING, ENDED_BLOCK) else RankEnd.of(block.end)
     if end is not None:

@@ -112,7 +112,7 @@ class LocalTensorSubstrate:
             name = _local_name(raw_op)
             function = getattr(functions, name, None)
             if function is not None:
-                recorded = observed(raw_op, entry, _without_keys(function), observer)
+                recorded = observed(raw_op, entry, _drop_keys(function), observer)
                 self._patches.attribute(functions, name, partial(recorded, None))
 
     def uninstall(self) -> None:
@@ -145,7 +145,7 @@ class FakeTensorSubstrate:
 
 def _wrap_fake_description(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:
     """Wrap the description of an op to observe it if its tensors are fake."""
-    recorded = observed(raw_op, entry, _without_keys(description), observer)
+    recorded = observed(raw_op, entry, _drop_keys(description), observer)
 
     def on_fake_tensors(*args: Any) -> Any:
         is_fake = any(isinstance(arg, FakeTensor) for arg in args)
@@ -154,7 +154,7 @@ def _wrap_fake_description(raw_op: str, entry: Communication, description: Kerne
     return on_fake_tensors
 
 
-def _without_keys(function: Kernel) -> Kernel:
+def _drop_keys(function: Kernel) -> Kernel:
     """Wrap a function to be called as a kernel by `observed`, without the dispatch keys."""
     return lambda _keys, *args, **kwargs: function(*args, **kwargs)
 

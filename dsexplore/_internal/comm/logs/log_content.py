@@ -268,13 +268,13 @@ class LogContent:
         return self._compared().summary if show_straggler else CommsSummary(self._records(), self._dropped.lines)
 
     def _compared(self) -> _Compared:
-        in_place = self._in_place()
+        in_place = self._comparable_records()
         skew, differences = compared_logs.compare(in_place, self._dropped)
         waits = list(call_waits(in_place, self._dropped.numbered, skew, own_rank()))
         summary = CommsSummary(self._records(), self._dropped.lines, waiting_of_lines(waits))
         return _Compared(summary, skew, waits, differences)
 
-    def _in_place(self) -> list[Record]:
+    def _comparable_records(self) -> list[Record]:
         """Return the lines that can be compared with those of other ranks by their numbers."""
         in_use().stopwatch.settle()
         elsewhere = self._dropped.counted_early
@@ -363,7 +363,7 @@ class LogContent:
         Raises:
             TimeoutError: some ranks have not made it; the error names them.
         """
-        return compared_logs.compare(self._in_place(), self._dropped)[0]
+        return compared_logs.compare(self._comparable_records(), self._dropped)[0]
 
     def check(self) -> None:
         """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.
@@ -376,4 +376,4 @@ class LogContent:
             TimeoutError: some ranks have not made this call; the error names them.
             UsageError: no rank has logged anything.
         """
-        compared_logs.check(self._in_place(), self._dropped)
+        compared_logs.check(self._comparable_records(), self._dropped)

@@ -121,7 +121,7 @@ def _timeout_of_world() -> timedelta:
 
 def state_of(rank: int) -> str:
     """Return a sentence on the state of another rank's process; empty if nothing is known of it."""
-    process = _in_time(lambda: _process_of(rank))
+    process = _ask_in_time(lambda: _process_of(rank))
     if process is None:
         return ""
     pid, host = process
@@ -157,7 +157,7 @@ def _process_state(pid: int) -> str:
         return ""
 
 
-def _in_time(ask: Callable[[], Value]) -> Value | None:
+def _ask_in_time(ask: Callable[[], Value]) -> Value | None:
     """Return the value of `ask`; None if it takes longer than `_PATIENCE`, or raises."""
     answers: list[Value] = []
 

@@ -89,7 +89,7 @@ def sweep(
     bytes_wanted = _sizes(message_bytes, smallest, largest, factor)
     _check(ops, rounds)
     where, remarks = _places(swept)
-    kept, too_large = _that_fit(bytes_wanted, swept, where[1])
+    kept, too_large = _fitting_sizes(bytes_wanted, swept, where[1])
     remarks += too_large
     slices = [
         CollectiveSlice(op, size, place)
@@ -164,7 +164,7 @@ def _places(swept: SweptGroup) -> tuple[tuple[int, int], list[str]]:
     return (len(counts), max(counts)), remarks
 
 
-def _that_fit(sizes: list[int], swept: SweptGroup, per_node: int) -> tuple[list[int], list[str]]:
+def _fitting_sizes(sizes: list[int], swept: SweptGroup, per_node: int) -> tuple[list[int], list[str]]:
     """Return the sizes whose buffers fit the memory of the rank with the least, and a remark on those that do not."""
     free = torch.tensor([float(_free_bytes(swept.device))], device=swept.device)
     td.all_reduce(free, op=td.ReduceOp.MIN, group=swept.group)

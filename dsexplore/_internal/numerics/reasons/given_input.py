@@ -37,14 +37,14 @@ def _input_entry(parts: Sequence[Part], entry: Compared, comparison: Comparison)
     """Return the inputs of a linear layer as an entry; None where they do not follow from its outputs."""
     if entry.phase != "forward" or entry.record.name != "output" or entry.whole.dim() < 2:
         return None
-    weight = _before_step(comparison, entry, "weight")
+    weight = _parameter_before_step(comparison, entry, "weight")
     if weight is None or weight.dim() != 2 or weight.shape[0] != entry.whole.shape[-1]:
         return None
     if not MOST_INPUTS >= weight.shape[1] <= weight.shape[0] or any(
         part.value.shape != part.expected.shape or part.value.shape[-1] != len(weight) for part in parts
     ):
         return None
-    bias = _before_step(comparison, entry, "bias")
+    bias = _parameter_before_step(comparison, entry, "bias")
     added = bias if bias is not None else weight.new_zeros(len(weight))
     inverse = torch.linalg.pinv(weight)
     whole = (entry.whole - added) @ inverse.T
@@ -63,7 +63,7 @@ def _input_entry(parts: Sequence[Part], entry: Compared, comparison: Comparison)
     return Compared(entry.record, whole, shards, allowed, rms(whole))
 
 
-def _before_step(comparison: Comparison, entry: Compared, name: str) -> Tensor | None:
+def _parameter_before_step(comparison: Comparison, entry: Compared, name: str) -> Tensor | None:
     """Return a parameter of the entry's module in the reference, as it was before the step."""
     name = f"{entry.record.module}.{name}".removeprefix(".")
     for other in comparison.entries:

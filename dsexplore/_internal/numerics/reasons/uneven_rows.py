@@ -17,7 +17,7 @@ def padding(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> M
     if entry.phase == "forward":
         return _match_pooling(entry, comparison)
     if entry.phase == "backward":
-        return _with_gradient_of_padding(parts, entry)
+        return _gradient_of_padding(parts, entry)
     if entry.phase not in ("gradient", "optimizer"):
         return None
     factor = common_factor(parts, entry)
@@ -31,7 +31,7 @@ def padding(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> M
     )
 
 
-def _with_gradient_of_padding(parts: Sequence[Part], entry: Compared) -> Match | None:
+def _gradient_of_padding(parts: Sequence[Part], entry: Compared) -> Match | None:
     count = 0
     for part in parts:
         if part.value.shape != part.expected.shape or part.value.dim() < 2:

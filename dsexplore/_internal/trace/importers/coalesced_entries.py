@@ -57,7 +57,7 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
     for at, entry in updated.items():
         if entry.is_p2p and entry.sequence <= ended_messages.get(entry.group, -1):
             updated[at] = entry._replace(state="completed")
-    return _without_messages(_completed_by_later([updated[at] for at in sorted(updated)]))
+    return _subtract_messages(_completed_by_later([updated[at] for at in sorted(updated)]))
 
 
 def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
@@ -140,7 +140,7 @@ def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
     return completed
 
 
-def _without_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
+def _subtract_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
     """Return the entries, with message calls subtracted from the sequence numbers of collectives.
 
     torch up to 2.8 counts calls of messages among the collectives, and ranks of a pipeline make different numbers of

@@ -48,7 +48,7 @@ class EventRanges:
                 of_thread[thread].append(place)
         for thread, places in of_thread.items():
             places.sort(key=lambda place: moments[place][1])
-            around = _around(self._events[thread], [moments[place][1] for place in places])
+            around = _running_at(self._events[thread], [moments[place][1] for place in places])
             for place, events in zip(places, around, strict=True):
                 enclosing[place] = events
         return enclosing
@@ -64,7 +64,7 @@ class EventRanges:
         return inner
 
 
-def _around(events: Sequence[Event], moments: Sequence[float]) -> Iterable[tuple[Event, ...]]:
+def _running_at(events: Sequence[Event], moments: Sequence[float]) -> Iterable[tuple[Event, ...]]:
     """Yield for each moment, in order of time, the events that were running."""
     running, following = list[Event](), 0
     for at in moments:

@@ -146,12 +146,12 @@ def foreign_files(source: Path) -> list[Path]:
         if any(kind in _OF_TIMES for kind in kinds.values()):
             return [file for file, kind in kinds.items() if kind in (*_OF_TOOLS, "empty")]
         if "recorder" in kinds.values():
-            names = {_without_numbers(file) for file, kind in kinds.items() if kind == "recorder"}
-            return [file for file, kind in kinds.items() if kind or _without_numbers(file) in names]
+            names = {_mask_numbers(file) for file, kind in kinds.items() if kind == "recorder"}
+            return [file for file, kind in kinds.items() if kind or _mask_numbers(file) in names]
     return []
 
 
-def _without_numbers(file: Path) -> str:
+def _mask_numbers(file: Path) -> str:
     return re.sub(r"\d+", "0", file.name)
 
 

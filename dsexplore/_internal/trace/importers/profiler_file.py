@@ -277,12 +277,12 @@ def _parsed_whole(file: Path) -> ProfilerFile:
         distributed,
         base,
         kernels,
-        launches=tuple(map(_after_pid, launches)),
+        launches=tuple(map(_text_after_pid, launches)),
         categories=frozenset(str(event["cat"]) for event in every if event.get("ph") == "X" and "cat" in event),
     )
 
 
-def _after_pid(event: Event) -> bytes:
+def _text_after_pid(event: Event) -> bytes:
     """Return the text of a launch after its ``"pid"``, as `ProfilerFile.launches` has it."""
     arguments = event["args"] if isinstance(event.get("args"), dict) else {}
     kept = {"tid": event.get("tid"), "ts": event.get("ts"), "args": {"correlation": arguments.get("correlation")}}

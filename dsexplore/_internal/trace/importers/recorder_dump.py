@@ -113,7 +113,7 @@ def read_content(file: Path) -> Any:
             return None
         if data[:1] == b"\x80":
             return load_plain(data)
-        content = _from_json(data)
+        content = _parse_json(data)
         if _HALF_OF_A_CHARACTER.search(data):
             json.dumps(content, ensure_ascii=False).encode()  # raises where the other half is missing
         return content
@@ -126,7 +126,7 @@ def read_content(file: Path) -> Any:
         ) from error
 
 
-def _from_json(data: bytes) -> Any:
+def _parse_json(data: bytes) -> Any:
     """Parse JSON, each distinct stack once: stacks are most of a dump, and few of them differ.
 
     If that fails, as with a bracket in a file's name, everything is parsed as usual.

@@ -40,7 +40,7 @@ def cuda_ops() -> list[str]:
         name
         for name in all_op_names()
         if name.startswith("aten::")
-        and _without_namespace(name) not in _OF_CUDA_ALONE
+        and _plain_name(name) not in _OF_CUDA_ALONE
         and has_kernel_for(name, "AutocastCUDA")
         and not has_kernel_for(name, "AutocastCPU")
     ]
@@ -131,13 +131,13 @@ def _keep_settings(patches: Patches, parts: Parts) -> None:
 def _register_kernels(patches: Patches, parts: Parts) -> None:
     library = torch.library.Library("aten", "IMPL")
     patches.callback(remove_kernels, library)
-    for name in map(_without_namespace, cuda_ops()):
+    for name in map(_plain_name, cuda_ops()):
         base, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, base), overload or "default")
         library.impl(name, partial(_cast_and_call, op, _rule(base)), "AutocastCPU")
 
 
-def _without_namespace(name: str) -> str:
+def _plain_name(name: str) -> str:
     return name.removeprefix("aten::")
 
 

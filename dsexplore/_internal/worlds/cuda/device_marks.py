@@ -167,7 +167,7 @@ def _remove_attributes() -> None:
         vars(tensor).pop(ATTRIBUTE, None)
 
 
-def _without_attribute(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+def _drop_attribute(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
     def state_of(obj: Any) -> Any:
         state = original(obj)
         if isinstance(state, dict) and ATTRIBUTE in state:
@@ -182,7 +182,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(
         OBJECT_STATE,
         "what is pickled must not know of the attribute",
-        _without_attribute,
+        _drop_attribute,
         when="cuda device",
         by_code=True,
     ),

@@ -57,7 +57,7 @@ def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
             vars(module)["forward"] = attribute
 
 
-def _on_same_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _keep_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     @wraps(original)
     def make(self: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         with no_torch_function():
@@ -73,7 +73,7 @@ PATCHES: tuple[Entry, ...] = (
         Patch(target, "its own code is to find tensors on the CPU", _outside_mode, when="cuda device", on_import=True)
         for target in EXPORTS
     ),
-    Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _on_same_device, when="cuda device"),
+    Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _keep_device, when="cuda device"),
     Patch(
         TRACING_DISPATCH,
         "it is to see where tensors truly are",

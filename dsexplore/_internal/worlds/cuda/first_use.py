@@ -200,7 +200,7 @@ def _asked(before: type[ModuleType], names: frozenset[str] | None, use: FirstUse
     return type("AskedModule", (before,), {"__getattribute__": __getattribute__})
 
 
-def _as_method(
+def _make_method(
     make: Callable[[Callable[..., Any], Parts], Callable[..., Any]], original: Callable[..., Any], parts: Parts
 ) -> _Method:
     return _Method(original, make(original, parts))
@@ -215,7 +215,7 @@ PATCHES: tuple[Entry, ...] = (
         Patch(target, "it asks for a GPU before any op", partial(_profiling, target))
         for target in (PROFILE, EMIT_NVTX[0])
     ),
-    Patch(MOVE, "it asks for a GPU before its op", partial(_as_method, _looking_at_device)),
-    Patch(MOVE_TO_CUDA, "it asks for a GPU before its op", partial(_as_method, _moving)),
+    Patch(MOVE, "it asks for a GPU before its op", partial(_make_method, _looking_at_device)),
+    Patch(MOVE_TO_CUDA, "it asks for a GPU before its op", partial(_make_method, _moving)),
 )
 """What is replaced until the first use."""

@@ -15,7 +15,7 @@ from dsexplore._internal.worlds.cuda.device_marks import place
 from dsexplore._internal.worlds.cuda.function_mode import StandInMode
 
 
-def _on_its_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _place_mask(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     mode, arguments = parts[StandInMode], signature(original)
 
     def create_block_mask(*args: Any, **kwargs: Any) -> Any:
@@ -31,7 +31,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(
         CREATE_BLOCK_MASK,
         "its tensors carry no device",
-        _on_its_device,
+        _place_mask,
         when="cuda device",
         by_code=True,
         on_import=True,

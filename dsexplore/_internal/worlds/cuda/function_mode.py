@@ -159,12 +159,12 @@ def moved(result: Any, sources: tuple[Any, ...], device: torch.device | None) ->
         if device_of(result) == device:
             return result
         with no_torch_function():
-            result = _with_class(result.clone(), type(result))
+            result = _cast(result.clone(), type(result))
     place(result, device)
     return result
 
 
-def _with_class(tensor: Any, cls: type[Tensor]) -> Any:
+def _cast(tensor: Any, cls: type[Tensor]) -> Any:
     """Return a new tensor with the class that torch gives to results of ops on this class."""
     makes_plain = issubclass(cls, Parameter) or cls.__torch_function__ == Parameter.__torch_function__
     if issubclass(cls, type(tensor)) and not makes_plain:
@@ -172,7 +172,7 @@ def _with_class(tensor: Any, cls: type[Tensor]) -> Any:
     return tensor
 
 
-def _in_threads(original: Callable[[threading.Thread], None], parts: Parts) -> Callable[[threading.Thread], None]:
+def _enter_in_threads(original: Callable[[threading.Thread], None], parts: Parts) -> Callable[[threading.Thread], None]:
     mode = parts[StandInMode]
 
     def start(self: threading.Thread) -> None:
@@ -188,7 +188,7 @@ def _in_threads(original: Callable[[threading.Thread], None], parts: Parts) -> C
     return start
 
 
-def _on_default_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _place_on_default_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     mode = parts[StandInMode]
 
     def call(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -226,9 +226,12 @@ PATCHES: tuple[Entry, ...] = (
         by_code=True,
     ),
     Patch(
-        TorchName("threading:Thread.start"), "a function mode belongs to one thread", _in_threads, when="cuda device"
+        TorchName("threading:Thread.start"),
+        "a function mode belongs to one thread",
+        _enter_in_threads,
+        when="cuda device",
     ),
     Change("the function mode", "it reads cuda as the CPU", _enter, when="cuda device"),
-    Patch(DEFAULT_DEVICE, "torch has no memory on that device", _on_default_device, when="cuda device"),
+    Patch(DEFAULT_DEVICE, "torch has no memory on that device", _place_on_default_device, when="cuda device"),
     Change("the default device", "a program's setting must end with the block", _keep_default_device, "cuda device"),
 )

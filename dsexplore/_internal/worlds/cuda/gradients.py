@@ -38,7 +38,7 @@ def _keep_device(original: Any, parts: Parts) -> Any:
     return classmethod(apply)
 
 
-def _with_placed_gradients(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _place_gradients(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     def run(self: BackwardCFunction, *args: Any) -> Any:
         _place(args, getattr(self, _DEVICE, None))
         return original(self, *args)
@@ -82,6 +82,6 @@ def _grad(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 PATCHES: tuple[Entry, ...] = (
     Patch(APPLY_FUNCTION, "its node must know the device of its gradients", _keep_device, when="cuda device"),
-    Patch(RUN_NODE, "gradients carry no device", _with_placed_gradients, when="cuda device"),
-    Patch(RUN_NODE_BOXED, "gradients carry no device", _with_placed_gradients, when="cuda device"),
+    Patch(RUN_NODE, "gradients carry no device", _place_gradients, when="cuda device"),
+    Patch(RUN_NODE_BOXED, "gradients carry no device", _place_gradients, when="cuda device"),
 )

@@ -60,7 +60,7 @@ def _where_parameters_are(original: Callable[[Any], Any], parts: Parts) -> Calla
     return placed
 
 
-def _on_cpu(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+def _rebuild_on_cpu(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
     def rebuild(arg: Any) -> Any:
         meta = arg.tensor_meta
         if meta is None or arg.mesh.device_type != "cuda":
@@ -79,7 +79,7 @@ def _placed_local(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any
     return flatten
 
 
-def _offloaded_to_cpu(original: Callable[..., DTensor], parts: Parts) -> Callable[..., DTensor]:
+def _offload_to_cpu(original: Callable[..., DTensor], parts: Parts) -> Callable[..., DTensor]:
     def to_sharded_dtensor(self: Any, tensor: torch.Tensor) -> DTensor:
         made = original(self, tensor)
         if self.offload_to_cpu and not tensor.is_meta:
@@ -124,7 +124,13 @@ PATCHES: tuple[Entry, ...] = (
         Patch(target, "C++ makes what a communication hook gets", _where_parameters_are, when="cuda device")
         for target in BUCKET_TENSORS
     ),
-    Patch(TENSOR_OF_SPEC, "some ops raise on fake tensors of that device", _on_cpu, when="cuda device", by_code=True),
+    Patch(
+        TENSOR_OF_SPEC,
+        "some ops raise on fake tensors of that device",
+        _rebuild_on_cpu,
+        when="cuda device",
+        by_code=True,
+    ),
     Patch(
         LOCAL_OF_DTENSOR,
         "it reads the local tensor below the function mode",
@@ -135,7 +141,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(
         SHARDED_PARAMETER,
         "CPUOffloadPolicy keeps parameters and gradients on the CPU",
-        _offloaded_to_cpu,
+        _offload_to_cpu,
         when="cuda device",
     ),
 )

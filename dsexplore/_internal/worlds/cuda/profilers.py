@@ -14,7 +14,7 @@ from dsexplore._internal.worlds.remarks import Remarks
 _CPU_ALONE = "the profiler has events of the CPU alone, as no GPU is there: their times are those of this machine"
 
 
-def _of_cpu(original: Any, parts: Parts) -> Any:
+def _profile_cpu(original: Any, parts: Parts) -> Any:
     remarks = parts[Remarks]
 
     @wraps(original)
@@ -31,7 +31,7 @@ def _of_cpu(original: Any, parts: Parts) -> Any:
     return set_up
 
 
-def _entered(original: Any, parts: Parts) -> Any:
+def _skip_nvtx(original: Any, parts: Parts) -> Any:
     def enter(self: torch.autograd.profiler.emit_nvtx) -> torch.autograd.profiler.emit_nvtx:
         return self
 
@@ -39,8 +39,8 @@ def _entered(original: Any, parts: Parts) -> Any:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(PROFILE, "it asks CUDA for an event at each op, and prints a stack trace", _of_cpu, when="cuda device"),
-    Patch(EMIT_NVTX[0], "it refuses where torch is built without CUDA", _entered, when="cuda device"),
+    Patch(PROFILE, "it asks CUDA for an event at each op, and prints a stack trace", _profile_cpu, when="cuda device"),
+    Patch(EMIT_NVTX[0], "it refuses where torch is built without CUDA", _skip_nvtx, when="cuda device"),
     Patch(
         EMIT_NVTX[1],
         "it ends what was not begun",

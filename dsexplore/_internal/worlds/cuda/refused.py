@@ -76,7 +76,7 @@ def _refuse_triton(original: Any, parts: Parts) -> Callable[..., NoReturn]:
     return run
 
 
-def _without_compiler(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _skip_compiler(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     warned = False
 
     def compile_nothing(model: Any = None, **options: Any) -> Any:
@@ -87,12 +87,12 @@ def _without_compiler(original: Callable[..., Any], parts: Parts) -> Callable[..
         if model is None:
             return lambda function: compile_nothing(function, **options)
         is_module = isinstance(model, nn.Module) and not options.get("disable")
-        return _as_compiled(model) if is_module else model
+        return _wrap_as_compiled(model) if is_module else model
 
     return compile_nothing
 
 
-def _as_compiled(model: nn.Module) -> nn.Module:
+def _wrap_as_compiled(model: nn.Module) -> nn.Module:
     """Return a module in torch's wrapper of compiled ones, which programs unwrap, with nothing compiled."""
     wrapper = OPTIMIZED_MODULE.get()
     compiled: nn.Module = model if isinstance(model, wrapper) else wrapper(model, lambda function: function)
@@ -108,7 +108,7 @@ def _no_trees_of_graphs(patches: Patches, parts: Parts) -> None:
         patches.callback(sys.modules.pop, TREES_OF_GRAPHS, None)
 
 
-def _with_math(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+def _allow_math(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     def choose(backends: Any, set_priority: bool = False) -> None:
         backends = list(backends)
         original(backends if SDPBackend.MATH in backends else [*backends, SDPBackend.MATH], set_priority)
@@ -138,9 +138,9 @@ PATCHES: tuple[Entry, ...] = (
         when="cuda device",
         by_code=True,
     ),
-    Patch(COMPILE, "compiled code calls no function mode", _without_compiler, when="cuda device", by_code=True),
+    Patch(COMPILE, "compiled code calls no function mode", _skip_compiler, when="cuda device", by_code=True),
     Change("the compiler's CUDA graphs", "there are none to reset", _no_trees_of_graphs, when="cuda device"),
-    Patch(CHOOSE_ATTENTION, "the CPU may lack the chosen kernel", _with_math, when="cuda device", by_code=True),
+    Patch(CHOOSE_ATTENTION, "the CPU may lack the chosen kernel", _allow_math, when="cuda device", by_code=True),
     *(
         Patch(
             target,

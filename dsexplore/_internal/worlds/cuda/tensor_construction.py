@@ -61,7 +61,7 @@ def _copy_with_device(patches: Patches, parts: Parts) -> None:
     patches.attribute(Tensor, "__copy__", copied)
 
 
-def _with_placed_parts(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+def _place_parts(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     @wraps(original)
     def init(self: DTensor, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -70,7 +70,7 @@ def _with_placed_parts(original: Callable[..., None], parts: Parts) -> Callable[
     return init
 
 
-def _in_mode(original: Callable[..., DTensor], parts: Parts) -> Any:
+def _enter_mode(original: Callable[..., DTensor], parts: Parts) -> Any:
     mode = parts[StandInMode]
 
     @wraps(original)
@@ -136,7 +136,7 @@ def _grouped_by_device(original: Callable[..., Any], parts: Parts) -> Callable[.
     return group
 
 
-def _without_pinning(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+def _skip_pinning(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     @wraps(original)
     def init(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
         original(self, False, device_type)
@@ -146,7 +146,7 @@ def _without_pinning(original: Callable[..., None], parts: Parts) -> Callable[..
 
 PATCHES: tuple[Entry, ...] = (
     Change("copies of tensors", "fake tensors are copied without their device", _copy_with_device, "cuda device"),
-    Patch(DTENSOR_INIT, "its local tensor must be where the DTensor is", _with_placed_parts, when="cuda device"),
+    Patch(DTENSOR_INIT, "its local tensor must be where the DTensor is", _place_parts, when="cuda device"),
     Patch(MAKE_SUBCLASS, "no function mode sees it", _make_subclass, when="cuda device"),
     Patch(
         MAKE_WRAPPER, "no function mode sees it, and torch has no memory on that device", _make_wrapper, "cuda device"
@@ -160,10 +160,13 @@ PATCHES: tuple[Entry, ...] = (
         when="cuda device",
         by_code=True,
     ),
-    Patch(SAVE_ON_CPU_INIT, "there is no memory to pin", _without_pinning, when="cuda device"),
+    Patch(SAVE_ON_CPU_INIT, "there is no memory to pin", _skip_pinning, when="cuda device"),
     Patch(GROUP_BY_DEVICE, "C++ finds all tensors on the CPU", _grouped_by_device, when="cuda device", by_code=True),
     Patch(
-        FROM_LOCAL, "it moves tensors to the mesh's device, also where torch has the mode off", _in_mode, "cuda device"
+        FROM_LOCAL,
+        "it moves tensors to the mesh's device, also where torch has the mode off",
+        _enter_mode,
+        "cuda device",
     ),
     Patch(TO_LOCAL, "no function mode sees it", _placed_local, when="cuda device"),
 )

@@ -86,7 +86,7 @@ def _type_as(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 @implements(torch.tensor, torch.as_tensor, torch.asarray)
-def _of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def _make_of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     """Return a tensor of data: numbers of tensors in a list are copied to the CPU unless a device is named; a tensor
     stays where it is."""
     if active_fake_mode() is not None:
@@ -100,11 +100,11 @@ def _of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return moved(made, (data,), source) if isinstance(data, Tensor) else made
     made = mode.on_device(func, args, kwargs)
     if func is not torch.tensor and made is not data and not isinstance(data, (list, tuple)):
-        made = _with_new_memory(made, data, source)
+        made = _copy_if_moved(made, data, source)
     return made
 
 
-def _with_new_memory(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
+def _copy_if_moved(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
     """Return the result of ``as_tensor`` or ``asarray``, copied if it shares memory with data on another device."""
     device = device_of(result)
     if device == source or (isinstance(data, Tensor) and not _share_memory(result, data)):

@@ -39,7 +39,7 @@ def _storage_to(original: Callable[..., Any], parts: Parts) -> Callable[..., Any
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         if mode.read(device) is None:
             return original(self, device=torch.device(device), non_blocking=non_blocking)
-        return _on_device(self.clone(), device, mode)
+        return _mark(self.clone(), device, mode)
 
     return to
 
@@ -48,12 +48,12 @@ def _storage_cuda(original: Callable[..., Any], parts: Parts) -> Callable[..., A
     mode = parts[StandInMode]
 
     def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-        return _on_device(self.clone(), "cuda" if device is None else device, mode)
+        return _mark(self.clone(), "cuda" if device is None else device, mode)
 
     return cuda
 
 
-def _on_device(storage: Any, device: Any, mode: StandInMode) -> Any:
+def _mark(storage: Any, device: Any, mode: StandInMode) -> Any:
     setattr(storage, ATTRIBUTE, mode.read(device))
     return storage
 
@@ -63,7 +63,7 @@ def _put_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., An
 
     def deserialize(backend_name: str, obj: Any, location: str) -> Any:
         if backend_name == "cuda" and LOCATION.match(location):
-            return _on_device(obj, location, mode)
+            return _mark(obj, location, mode)
         return original(backend_name, obj, location)
 
     return deserialize
@@ -112,7 +112,7 @@ def _reduced_with_location(original: Callable[..., Any], parts: Parts) -> Callab
     locations = parts[_Pickled].locations
 
     def reduce(self: Any) -> Any:
-        device = getattr(_as_untyped(self), ATTRIBUTE, None)
+        device = getattr(_untyped(self), ATTRIBUTE, None)
         if device is None:
             return original(self)
         locations.append(str(device))
@@ -132,13 +132,13 @@ def _reduced_with_storage(original: Callable[..., Any], parts: Parts) -> Callabl
         device = self._dsexplore_cuda_device  # type: ignore[attr-defined]
         storage = reduced[1][0] if reduced[1] else None
         if device is not None and isinstance(storage, (torch.TypedStorage, torch.UntypedStorage)):
-            setattr(_as_untyped(storage), ATTRIBUTE, device)
+            setattr(_untyped(storage), ATTRIBUTE, device)
         return reduced
 
     return reduce
 
 
-def _as_untyped(storage: Any) -> Any:
+def _untyped(storage: Any) -> Any:
     return untyped(storage) if isinstance(storage, torch.TypedStorage) else storage
 
 

@@ -183,7 +183,7 @@ class FusedMixedPrecisionLamb(PlainLAMB):
     }
 
 
-def _as_it_is(function: Any, *more: Any) -> Any:
+def _keep_function(function: Any, *more: Any) -> Any:
     """Return a function, which Apex would make cast its arguments."""
     return function
 
@@ -241,7 +241,9 @@ EXTENSIONS: dict[str, Names] = {
         "parallel.distributed.DistributedDataParallel": DistributedDataParallel,
         **{f"amp.{function.__name__}": function for function in (initialize, master_params, scale_loss)},
         **{
-            f"amp.{way}{kind}_function": _as_it_is for way in ("", "register_") for kind in ("half", "float", "promote")
+            f"amp.{way}{kind}_function": _keep_function
+            for way in ("", "register_")
+            for kind in ("half", "float", "promote")
         },
         "amp.state_dict": _amp_state,
         "amp.load_state_dict": _amp_state,

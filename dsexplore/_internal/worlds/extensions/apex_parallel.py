@@ -102,7 +102,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _to_half(model: nn.Module, keep_batch_norms: bool) -> None:
+def _make_half(model: nn.Module, keep_batch_norms: bool) -> None:
     """Make a model compute in float16, from inputs and to outputs of float32."""
     for part in model.modules():
         if not (keep_batch_norms and isinstance(part, _BATCH_NORMS)):
@@ -127,7 +127,7 @@ def initialize(models: Any, optimizers: Any = None, enabled: bool = True, opt_le
         raise UsageError(f"opt_level={opt_level!r} is none of Apex's levels: give one of {', '.join(_LEVELS)}")
     if enabled and opt_level in ("O2", "O3"):
         for model in models if isinstance(models, (list, tuple)) else [models]:
-            _to_half(model, keep_batch_norms=opt_level == "O2")
+            _make_half(model, keep_batch_norms=opt_level == "O2")
     return models if optimizers is None else (models, optimizers)
 
 

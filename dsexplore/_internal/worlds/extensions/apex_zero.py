@@ -150,10 +150,10 @@ class DistributedFusedAdam(torch.optim.Optimizer):
             bucket.fragments.append(fragment)
             bucket.filled, begin = place + fragment.size, begin + fragment.size
             self._laid[parameter].append(bucket)
-            for kept, part in self._in_shard(fragment):
+            for kept, part in self._shard_slices(fragment):
                 bucket.states[0][kept].copy_(fragment.of(parameter)[part])
 
-    def _in_shard(self, fragment: _Fragment) -> Iterator[tuple[slice, slice]]:
+    def _shard_slices(self, fragment: _Fragment) -> Iterator[tuple[slice, slice]]:
         """Yield where a fragment lies in this rank's part, and which of its elements these are."""
         first = dist.get_rank(self.distributed_process_group) * self._shard_size
         begin, end = max(fragment.place, first), min(fragment.place + fragment.size, first + self._shard_size)
@@ -258,7 +258,7 @@ class DistributedFusedAdam(torch.optim.Optimizer):
         self._steps += 1
         for bucket in self._buckets:
             for fragment in bucket.fragments:
-                for kept, _ in self._in_shard(fragment):
+                for kept, _ in self._shard_slices(fragment):
                     self._update(bucket, kept, fragment.group)
         for bucket in reversed(self._buckets):
             whole = shard = bucket.states[0].to(self.param_sync_dtype)

@@ -48,7 +48,7 @@ def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bi
     return torch.tensor(sorted(values))
 
 
-def _in_blocks(values: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
+def _normalize_blocks(values: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
     """Return the values, each divided by the largest of its block, and these."""
     blocks = pad(values.flatten().float(), (0, -values.numel() % blocksize)).view(-1, blocksize)
     absmax = blocks.abs().amax(1)
@@ -62,7 +62,7 @@ def _nearest(scaled: Tensor, code: Tensor) -> Tensor:
     return order[torch.bucketize(scaled, (ordered[1:] + ordered[:-1]) / 2)].to(torch.uint8)
 
 
-def _from_blocks(numbers: Tensor, state: QuantState) -> Tensor:
+def _dequantize(numbers: Tensor, state: QuantState) -> Tensor:
     factors = state.absmax.repeat_interleave(state.blocksize)[: numbers.numel()]
     return (state.code[numbers.long()] * factors).view(state.shape).to(state.dtype)
 
@@ -77,14 +77,14 @@ def quantize_blockwise(
 ) -> tuple[Tensor, QuantState]:
     """Return the numbers of codes in 8 bits, of the shape of the tensor, and what undoes it."""
     code = (create_dynamic_map() if code is None else code).to(A.device)
-    scaled, largest = _in_blocks(A, blocksize)
+    scaled, largest = _normalize_blocks(A, blocksize)
     state = QuantState(largest, A.shape, code, blocksize, "dynamic", A.dtype)
     return _nearest(scaled, code).view(A.shape), state
 
 
 def dequantize_blockwise(A: Tensor, quant_state: QuantState, *more: Any, **options: Any) -> Tensor:
     """Return the values of what `quantize_blockwise` returned."""
-    return _from_blocks(A.flatten(), quant_state)
+    return _dequantize(A.flatten(), quant_state)
 
 
 def quantize_4bit(
@@ -101,7 +101,7 @@ def quantize_4bit(
     ``compress_statistics`` changes nothing: the largest of each block stay in fp32.
     """
     code = torch.tensor(_CODES[quant_type], device=A.device)
-    scaled, largest = _in_blocks(A, blocksize)
+    scaled, largest = _normalize_blocks(A, blocksize)
     pairs = pad(_nearest(scaled, code), (0, A.numel() % 2)).view(-1, 2)
     packed = (pairs[:, 0] * 16 + pairs[:, 1]).view(quant_storage).unsqueeze(1)
     return packed, QuantState(largest, A.shape, code, blocksize, quant_type, A.dtype)
@@ -111,7 +111,7 @@ def dequantize_4bit(A: Tensor, quant_state: QuantState, *more: Any, **options: A
     """Return the values of what `quantize_4bit` returned; transposed if that is."""
     packed = A.flatten().view(torch.uint8)
     numbers = torch.stack((packed // 16, packed % 16), 1).flatten()[: quant_state.shape.numel()]
-    values = _from_blocks(numbers, quant_state)
+    values = _dequantize(numbers, quant_state)
     return values.T if A.shape[0] == 1 else values
 
 

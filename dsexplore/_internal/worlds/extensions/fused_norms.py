@@ -13,7 +13,9 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 Shape = int | Sequence[int]
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float = 1e-6, dtype: torch.dtype | None = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor | None, epsilon: float | None = 1e-6, dtype: torch.dtype | None = None
+) -> Tensor:
     """Return the RMS norm over the dims of the weight, the last one without it, in ``dtype`` or that of ``x``."""
     shape = x.shape[-1:] if weight is None else weight.shape
     return torch_rms_norm(x.float(), shape, None if weight is None else weight.float(), epsilon).to(dtype or x.dtype)
@@ -54,7 +56,11 @@ def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, **options: Any) 
     return layer_norm_fn(x, weight, bias, **options, is_rms_norm=True)
 
 
-class PlainRMSNorm(nn.Module):
+def _listed(shape: Shape) -> list[int]:
+    return [shape] if isinstance(shape, int) else list(shape)
+
+
+class PlainRMSNorm(nn.RMSNorm):
     """RMS norm.
 
     Args:
@@ -78,21 +84,8 @@ class PlainRMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        self.normalized_shape = torch.Size(
-            (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
-        )
-        self.eps, self.elementwise_affine = eps, elementwise_affine
-        self.weight = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
-        if not elementwise_affine:
-            self.weight = None  # type: ignore[assignment] # as torch's norms have it
+        super().__init__(_listed(normalized_shape), eps, elementwise_affine, device, dtype)
         self.register_parameter("bias", None)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the weight to 1."""
-        if self.weight is not None:
-            nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of ``x``."""
@@ -123,8 +116,7 @@ class PlainLayerNorm(nn.LayerNorm):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
-        super().__init__(shape, eps, elementwise_affine, device=device, dtype=dtype)
+        super().__init__(_listed(normalized_shape), eps, elementwise_affine, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of ``x``."""

@@ -130,7 +130,7 @@ def packed_mask(query_ends: Tensor, queries: int, key_ends: Tensor, keys: int, f
     of_query, query_place = segments(query_ends, queries)
     of_key, key_place = segments(key_ends, keys)
     distance = key_place[None, :] - query_place[:, None]
-    seen = (of_query[:, None] == of_key[None, :]) & _within(distance, form)
+    seen = (of_query[:, None] == of_key[None, :]) & _seen_keys(distance, form)
     return seen[None, None]
 
 
@@ -146,7 +146,7 @@ def _has_window(form: Form) -> bool:
     return any(side is not None and side >= 0 for side in form.window)
 
 
-def _within(distance: Tensor, form: Form) -> Tensor:
+def _seen_keys(distance: Tensor, form: Form) -> Tensor:
     """Return which keys are seen, by how far they are to the right of the query."""
     left, right = form.window
     if form.causal:
@@ -174,7 +174,7 @@ def _bias(query: Tensor, key: Tensor, form: Form, mask: Tensor | None) -> Tensor
     if form.alibi_slopes is not None:
         slopes = form.alibi_slopes.reshape(-1, form.alibi_slopes.shape[-1], 1, 1)
         bias = bias - (slopes * distance.abs()).to(query.dtype)
-    seen = mask if mask is not None and mask.dtype == torch.bool else _within(distance, form)[None, None]
+    seen = mask if mask is not None and mask.dtype == torch.bool else _seen_keys(distance, form)[None, None]
     return torch.where(seen, bias, torch.full_like(bias, -math.inf))
 
 

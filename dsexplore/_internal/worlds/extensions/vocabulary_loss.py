@@ -47,7 +47,7 @@ def cross_entropy_of_shards(
     if ranks > 1:
         parts = lse.new_empty(ranks, *lse.shape)
         dist.all_gather_into_tensor(parts, lse.detach(), group=group)
-        lse = _with_gradient(lse, parts.logsumexp(0))
+        lse = _add_gradient(lse, parts.logsumexp(0))
     local = labels - first
     is_here = (local >= 0) & (local < words)
     chosen = logits.gather(-1, local.clamp(0, words - 1).unsqueeze(-1)).squeeze(-1) * is_here
@@ -57,7 +57,7 @@ def cross_entropy_of_shards(
     return (lse - target_logits).masked_fill(labels == ignored, 0), lse
 
 
-def _with_gradient(local: Tensor, total: Tensor) -> Tensor:
+def _add_gradient(local: Tensor, total: Tensor) -> Tensor:
     """Return the log-sum-exp over all ranks, whose gradient reaches this rank's logits by its share of it."""
     share = (local - total).exp().detach()
     return total + share * (local - local.detach())

@@ -158,7 +158,7 @@ class SimulationMode(ShortKeyMode):
         if namespace == "profiler":
             return func(*args, **kwargs)
         if namespace == "fsdp" and key is not None:
-            return self._of_fsdp(func, types, args, kwargs, key)
+            return self._fsdp_result(func, types, args, kwargs, key)
         if namespace in aten.COLLECTIVES and self._are_plain(args):
             return self._collective(func, args, kwargs)
         implementation = communicating_implementation(func)
@@ -184,7 +184,7 @@ class SimulationMode(ShortKeyMode):
             return type(result)(self._all_fake(element, device) for element in result)
         return self.fake_tensor(result, device) if type(result) is torch.Tensor else result
 
-    def _of_fsdp(
+    def _fsdp_result(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any], key: Key
     ) -> Any:
         """Return the result of an FSDP2 op; most fill tensors and return nothing."""

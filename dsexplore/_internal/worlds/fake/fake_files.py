@@ -170,7 +170,7 @@ def _set_rng_state(original: Callable[..., None], _parts: Parts) -> Callable[...
     return set_rng_state
 
 
-def _from_storage(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
+def _read_storage(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
     """Wrap ``torch.asarray`` to read a storage outside the fake mode, which would take it for numbers."""
 
     def asarray(obj: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -278,7 +278,7 @@ PATCHES: tuple[Entry, ...] = (
         when="fake",
         on_import=True,
     ),
-    Patch(checkpoint.FROM_STORAGE, "the fake mode takes a storage for numbers", _from_storage, when="fake"),
+    Patch(checkpoint.FROM_STORAGE, "the fake mode takes a storage for numbers", _read_storage, when="fake"),
     Patch(checkpoint.FROM_FILE, "the fake mode makes a tensor without values", _outside_fake_mode, when="fake"),
     Patch(checkpoint.SAFETENSORS_SAVE, "it reads memory", _save_safetensors, when="fake", by_code=True),
     Patch(checkpoint.SAFETENSORS_LOAD, "it writes to addresses", _load_safetensors, when="fake", by_code=True),

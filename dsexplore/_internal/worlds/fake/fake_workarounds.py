@@ -151,7 +151,7 @@ def _draw_once(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable
     return trunc_normal
 
 
-def _without_workers(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+def _drop_workers(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     parameters = signature(original)
     alone = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
@@ -187,6 +187,6 @@ PATCHES: tuple[Entry, ...] = (
         when="fake",
         by_code=True,
     ),
-    Patch(DATA_LOADER_INIT, "its workers have no memory that they could share", _without_workers, when="fake"),
+    Patch(DATA_LOADER_INIT, "its workers have no memory that they could share", _drop_workers, when="fake"),
     Patch(FAKE_DATA, "it keeps the constant of the data that was replaced", _follow_data, when="fake"),
 )

@@ -36,15 +36,15 @@ def _run_or(op: Any, read: Read) -> Read:
 
     def run_or_read(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         made = run_on_values(op, args, kwargs)
-        return read(inventor, args, kwargs) if made is NotImplemented else _as_fake(args[0], made)
+        return read(inventor, args, kwargs) if made is NotImplemented else _make_fake(args[0], made)
 
     return run_or_read
 
 
-def _as_fake(source: torch.Tensor, result: Any) -> Any:
+def _make_fake(source: torch.Tensor, result: Any) -> Any:
     """Return fake tensors like the ``source`` with the values of real ones; other results as they are."""
     if isinstance(result, tuple):
-        return tuple(_as_fake(source, part) for part in result)
+        return tuple(_make_fake(source, part) for part in result)
     if not isinstance(result, torch.Tensor):
         return result
     fake = source.new_empty(result.shape, dtype=result.dtype)

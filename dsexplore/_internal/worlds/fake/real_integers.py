@@ -70,7 +70,7 @@ class RealIntegers:
         return result
 
 
-def _with_memory(function: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+def _give_memory(function: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         integers = getattr(active_fake_mode(), "integers", None)
@@ -83,7 +83,7 @@ def _with_memory(function: Callable[..., Any], _parts: Parts) -> Callable[..., A
 
 
 PATCHES: tuple[Entry, ...] = tuple(
-    Patch(target, f"{what} reads and writes integers in memory", _with_memory, when="fake")
+    Patch(target, f"{what} reads and writes integers in memory", _give_memory, when="fake")
     for target, what in (
         (PAD_PACKED_SEQUENCE, "it"),
         (ddp.INIT, "DDP's reducer"),

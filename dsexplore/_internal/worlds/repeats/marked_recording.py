@@ -139,7 +139,7 @@ class MarkedRecording:
         frames = join_segments(repeat(frames, [cuts[at] for _, at in parts], times, freed=dropped)[0])
         events, kernels, memory = (frames[name].drop("goes_on", strict=False) for name in frames)
         modules = self._called(tables.modules, [(part.skipped, marks[at].calls) for part, at in parts], names)
-        return self._with_microbatches(replace(tables, events=events, kernels=kernels, memory=memory, modules=modules))
+        return self._add_microbatches(replace(tables, events=events, kernels=kernels, memory=memory, modules=modules))
 
     def _called(
         self, modules: pl.DataFrame, parts: Sequence[tuple[int, Mapping[int, int]]], names: Sequence[Sequence[str]]
@@ -157,7 +157,7 @@ class MarkedRecording:
         counted = [calls[name] for name in modules["module"]]
         return modules.with_columns(calls=pl.Series(counted, dtype=modules.schema["calls"]))
 
-    def _with_microbatches(self, tables: Tables) -> Tables:
+    def _add_microbatches(self, tables: Tables) -> Tables:
         """Add what a stage has per microbatch: its number in the schedule, and buffers for messages."""
         if not tables.info.schedule or not self.microbatches:
             return tables

@@ -73,7 +73,7 @@ def launched_on_a_cluster(variables: Mapping[str, str], local_rank: int, remarks
     read = _ENVIRONMENT.__getitem__
     parse = argparse.ArgumentParser.parse_known_args
     _ENVIRONMENT.__getitem__ = _supplying(read, variables, remarks)  # type: ignore[method-assign]
-    argparse.ArgumentParser.parse_known_args = _with_local_rank(parse, local_rank, remarks)  # type: ignore[method-assign]
+    argparse.ArgumentParser.parse_known_args = _supply_local_rank(parse, local_rank, remarks)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -101,7 +101,7 @@ def _is_of_script(frame: FrameType | None) -> bool:
     return frame is not None and is_user_file(frame.f_code.co_filename)
 
 
-def _with_local_rank(parse: Callable[..., Any], local_rank: int, remarks: Remarks) -> Callable[..., Any]:
+def _supply_local_rank(parse: Callable[..., Any], local_rank: int, remarks: Remarks) -> Callable[..., Any]:
     """Wrap argument parsing so that it finds ``--local_rank`` if the script declares it."""
 
     @wraps(parse)

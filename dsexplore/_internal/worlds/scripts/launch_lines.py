@@ -204,10 +204,10 @@ def _behind_launcher(name: str, launcher: _Launcher, words: Sequence[str]) -> La
     }
     for option in launcher.hosts:
         if option in given:
-            listed = _on_hosts(given[option], launcher.hosts_are_counted)
+            listed = _count_hosts(given[option], launcher.hosts_are_counted)
             numbers = {kind: number if number is not None else listed.get(kind) for kind, number in numbers.items()}
     if launcher.runs_commands:
-        return _on_nodes(read_launch_line(rest), numbers, launcher.starts)
+        return _count_nodes(read_launch_line(rest), numbers, launcher.starts)
     if numbers["per_node"] is None and numbers["processes"] is None:
         asks_for_gpus = launcher.starts is None or any(option in given for option in launcher.per_node)
         if asks_for_gpus:
@@ -248,7 +248,7 @@ def _read_options(name: str, launcher: _Launcher, words: Sequence[str]) -> tuple
     return given, rest, is_module
 
 
-def _on_nodes(launched: Launched, numbers: dict[str, int | None], starts: int | None) -> Launched:
+def _count_nodes(launched: Launched, numbers: dict[str, int | None], starts: int | None) -> Launched:
     """Return what a command launches that a scheduler starts on several nodes, be it a program or a launcher itself.
 
     Worked example: ``srun -N 2 torchrun --nproc-per-node 8 train.py`` → 2 nodes of 8 processes.
@@ -261,7 +261,7 @@ def _on_nodes(launched: Launched, numbers: dict[str, int | None], starts: int | 
     return replace(launched, nodes=numbers["nodes"], per_node=numbers["per_node"], processes=numbers["processes"])
 
 
-def _on_hosts(text: str, are_counted: bool) -> dict[str, int | None]:
+def _count_hosts(text: str, are_counted: bool) -> dict[str, int | None]:
     """Return the numbers of nodes and processes in a list of hosts.
 
     Worked example: ``a:0,1@b:0,1`` of DeepSpeed, and ``a:2,b:2`` of MPI, are 2 nodes and 4 processes.

@@ -76,7 +76,7 @@ def axes_of(groups: Iterable[ObservedGroup], spec: Mesh, world_size: int) -> lis
         spec: the mesh that the user named, if any.
         world_size: number of ranks.
     """
-    groups = [*groups, *_of_mesh(spec)]
+    groups = [*groups, *_groups_of_mesh(spec)]
     borders = {1, world_size}
     for group in groups:
         for stride, size in group.progressions:
@@ -101,7 +101,7 @@ def axes_of(groups: Iterable[ObservedGroup], spec: Mesh, world_size: int) -> lis
     return axes[::-1]
 
 
-def _of_mesh(spec: Mesh) -> list[ObservedGroup]:
+def _groups_of_mesh(spec: Mesh) -> list[ObservedGroup]:
     groups, stride = [], 1
     for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
         groups.append(ObservedGroup(name, ((stride, size),)))

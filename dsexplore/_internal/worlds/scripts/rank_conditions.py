@@ -70,13 +70,13 @@ def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTe
     numbers = _numbers(layout)
     for file in files:
         for node in _conditions(file):
-            condition = _of_rank_alone(node, layout.axes)
+            condition = _rewrite_condition(node, layout.axes)
             if not condition or condition in looked:
                 continue
             looked.add(condition)
             if len(looked) > MOST:
                 return list(tests.values())
-            holds = _for_all_ranks(condition, numbers)
+            holds = _evaluate(condition, numbers)
             if holds is not None and len(set(holds)) > 1:
                 tests.setdefault(_first_false(holds), RankTest(ast.unparse(node), _place(file, node), holds))
     return list(tests.values())
@@ -89,8 +89,8 @@ def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str
     """
     notes, numbers = [], _numbers(layout)
     for node in _tests_of_if(script):
-        condition = _of_rank_alone(node, layout.axes)
-        holds = _for_all_ranks(condition, numbers) if condition else None
+        condition = _rewrite_condition(node, layout.axes)
+        holds = _evaluate(condition, numbers) if condition else None
         if holds is None or sum(holds) != 1 or holds[0] or holds[rank]:
             continue
         other = holds.index(True)
@@ -136,7 +136,7 @@ def _place(file: str, node: ast.expr) -> str:
     return f"{file_name(str(Path(file).absolute()))}:{node.lineno}"
 
 
-def _of_rank_alone(node: ast.expr, axes: Sequence[Axis]) -> str:
+def _rewrite_condition(node: ast.expr, axes: Sequence[Axis]) -> str:
     """Rewrite a condition over the variables of `_numbers`; empty if it needs anything else."""
     names = _Names(axes)
     body = names.visit(ast.parse(ast.unparse(node), mode="eval"))
@@ -220,7 +220,7 @@ def _numbers(layout: WorldLayout) -> dict[str, list[int]]:
     return columns
 
 
-def _for_all_ranks(condition: str, numbers: Mapping[str, Sequence[int]]) -> tuple[bool, ...] | None:
+def _evaluate(condition: str, numbers: Mapping[str, Sequence[int]]) -> tuple[bool, ...] | None:
     """Evaluate the condition for each rank; None if that fails."""
     holds: Callable[..., object] = eval(f"lambda {', '.join(numbers)}: {condition}", {"__builtins__": {}})
     try:

@@ -40,7 +40,7 @@ class StartedProcesses:
         self.some = False
 
 
-def _in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedProcesses | None]:
+def _run_in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedProcesses | None]:
     """Replace ``spawn`` to run only the played rank's function, in this process."""
     settings, remarks = parts[WorldSettings], parts[Remarks]
     size, rank, ranks_per_node = settings.world_size, settings.rank, settings.ranks_per_node
@@ -66,7 +66,7 @@ def _in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedProcess
     return start_processes
 
 
-def _noted(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _note_process(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     started = parts[StartedProcesses]
 
     @wraps(original)
@@ -79,6 +79,6 @@ def _noted(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(START_PROCESSES, "this process plays one of the ranks that it starts", _in_this_process, by_code=True),
-    Patch(START_PROCESS, "nothing of another process is traced, and a world without events says so", _noted),
+    Patch(START_PROCESSES, "this process plays one of the ranks that it starts", _run_in_this_process, by_code=True),
+    Patch(START_PROCESS, "nothing of another process is traced, and a world without events says so", _note_process),
 )

@@ -29,7 +29,7 @@ _ONLY_PLAYED_RANK = (
 _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)
 
 
-def _without_errors(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _skip_errors(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     answer = checkpoint.answer_of_valid_plan(original)
 
     def validate(*_: Any, **__: Any) -> bool | list[str]:
@@ -95,7 +95,7 @@ def _local_value(original: Callable[..., Any], parts: Parts) -> Callable[..., An
     return broadcast
 
 
-def _with_local_description(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+def _use_local_description(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     """Wrap a broadcast of tensor descriptions to use this rank's tensors of the same names for rank 0's."""
 
     def broadcast_state_dict(
@@ -116,9 +116,9 @@ def _with_local_description(original: Callable[..., None], parts: Parts) -> Call
 _ALONE = "the other ranks of a simulated world have nothing to write or read"
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(checkpoint.VALIDATE_GLOBAL_PLAN, "this rank's shards alone do not cover a tensor", _without_errors),
+    Patch(checkpoint.VALIDATE_GLOBAL_PLAN, "this rank's shards alone do not cover a tensor", _skip_errors),
     Patch(checkpoint.WRAPPER_METHODS["reduce_scatter"], _ALONE, _local_plan),
     Patch(checkpoint.WRAPPER_METHODS["all_reduce"], _ALONE, _local_result),
     Patch(checkpoint.WRAPPER_METHODS["broadcast"], _ALONE, _local_value),
-    Patch(checkpoint.BROADCAST_STATE_DICT, "no process plays rank 0", _with_local_description, by_code=True),
+    Patch(checkpoint.BROADCAST_STATE_DICT, "no process plays rank 0", _use_local_description, by_code=True),
 )

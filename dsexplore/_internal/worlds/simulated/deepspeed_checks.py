@@ -19,7 +19,7 @@ from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 _MODULE = "deepspeed.runtime.zero.utils"
 
 
-def _as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+def _check_as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
     """Wrap a check to see this rank as rank 0."""
     module = sys.modules[_MODULE]  # not that of the check, which is its decorator's
 
@@ -50,6 +50,6 @@ class _Rank0:
 
 
 PATCHES: tuple[Entry, ...] = tuple(
-    Patch(TorchName(f"{_MODULE}:{name}"), "rank 0 sends nothing", _as_rank_0)
+    Patch(TorchName(f"{_MODULE}:{name}"), "rank 0 sends nothing", _check_as_rank_0)
     for name in ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
 )

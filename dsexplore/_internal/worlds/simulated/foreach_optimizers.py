@@ -26,15 +26,15 @@ MIXED = (
 )
 
 
-def _with_cpu(original: Callable[[], list[str]], _parts: Parts) -> Callable[[], list[str]]:
+def _add_cpu(original: Callable[[], list[str]], _parts: Parts) -> Callable[[], list[str]]:
     return lambda: [*original(), "cpu"]
 
 
-def _with_fake_tensors(original: list[type], _parts: Parts) -> list[type]:
+def _add_fake_tensors(original: list[type], _parts: Parts) -> list[type]:
     return [*original, FakeTensor]
 
 
-def _unless_mixed(original: Callable[..., tuple[bool, bool]], parts: Parts) -> Callable[..., tuple[bool, bool]]:
+def _choose_unless_mixed(original: Callable[..., tuple[bool, bool]], parts: Parts) -> Callable[..., tuple[bool, bool]]:
     remarks = parts[Remarks]
 
     def choose(params: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
@@ -51,15 +51,15 @@ PATCHES = (
     Patch(
         optimizers.DEVICES_OF_LISTS,
         "it leaves parameters on a CPU out, which stand for those of a GPU",
-        _with_cpu,
+        _add_cpu,
         when="cuda traffic",
         by_code=True,
     ),
-    Patch(optimizers.TYPES_OF_LISTS, "it does not list fake tensors", _with_fake_tensors, when="cuda traffic"),
+    Patch(optimizers.TYPES_OF_LISTS, "it does not list fake tensors", _add_fake_tensors, when="cuda traffic"),
     Patch(
         optimizers.CHOOSE_LISTS,
         "lists of DTensors and plain tensors end in an error of the ops",
-        _unless_mixed,
+        _choose_unless_mixed,
         when="cuda traffic",
         by_code=True,
     ),

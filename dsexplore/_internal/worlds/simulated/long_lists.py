@@ -19,7 +19,7 @@ _PLACE_BY_PLACE = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
 """Prefixes of the names of ops that treat the elements of their lists independently."""
 
 
-def _once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callable[[Any, Any], Any]:
+def _propagate_once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callable[[Any, Any], Any]:
     @wraps(original)
     def propagate(propagator: Any, op_schema: Any) -> Any:
         if not op_schema.op.name().startswith(_PLACE_BY_PLACE):
@@ -27,12 +27,12 @@ def _once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callab
         kinds = _TensorKinds.of(op_schema.args_schema)
         if kinds is None:
             return original(propagator, op_schema)
-        sharding: Any = original(propagator, _with_places(op_schema, kinds.firsts))
+        sharding: Any = original(propagator, _select_places(op_schema, kinds.firsts))
         wanted = sharding.redistribute_schema
         return replace(
             sharding,
             output_spec=kinds.for_all(sharding.output_spec),
-            redistribute_schema=None if wanted is None else _with_places(wanted, kinds.kind_of),
+            redistribute_schema=None if wanted is None else _select_places(wanted, kinds.kind_of),
         )
 
     return propagate
@@ -73,7 +73,7 @@ class _TensorKinds:
         return type(specs)(specs[kind] for kind in self.kind_of) if _is_list(specs) else specs
 
 
-def _with_places(op_schema: Any, places: Sequence[int]) -> Any:
+def _select_places(op_schema: Any, places: Sequence[int]) -> Any:
     """Return the op's schema with only these positions of its lists."""
     args = [type(arg)(arg[place] for place in places) if _is_list(arg) else arg for arg in op_schema.args_schema]
     return type(op_schema)(op_schema.op, tuple(args), op_schema.kwargs_schema, op_schema.schema_info)
@@ -92,5 +92,5 @@ def _described(element: Any) -> Any:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(PROPAGATE_SHARDING, "it takes seconds for the parameters of a large model", _once_per_kind),
+    Patch(PROPAGATE_SHARDING, "it takes seconds for the parameters of a large model", _propagate_once_per_kind),
 )

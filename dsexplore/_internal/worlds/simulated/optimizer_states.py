@@ -86,7 +86,7 @@ class _States:
         self.open: list[Any] = []
 
 
-def _with_local_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _keep_optimizer(consolidate: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     states = parts[_States].open
 
     @wraps(consolidate)
@@ -100,7 +100,7 @@ def _with_local_state(consolidate: Callable[..., Any], parts: Parts) -> Callable
     return consolidated
 
 
-def _receiving_local_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _receive_local_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     """Wrap torch's broadcast of an object to return a state like another rank's where that would arrive."""
     states = parts[_States].open
 
@@ -168,11 +168,11 @@ PATCHES: tuple[Entry, ...] = (
         lambda original, parts: parts[_StatesOfOtherShards].add_infos(original),
         by_code=True,
     ),
-    Patch(optimizers.ZERO_CONSOLIDATE, "other ranks send their states meanwhile", _with_local_state, on_import=True),
+    Patch(optimizers.ZERO_CONSOLIDATE, "other ranks send their states meanwhile", _keep_optimizer, on_import=True),
     Patch(
         optimizers.ZERO_BROADCAST,
         "nothing arrives from another rank, and torch would unpickle it",
-        _receiving_local_state,
+        _receive_local_state,
         by_code=True,
         on_import=True,
     ),

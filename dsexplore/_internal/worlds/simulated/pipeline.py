@@ -125,7 +125,7 @@ def _infer_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., A
     return receive_and_infer
 
 
-def _with_real_backends(_original: ModuleType, parts: Parts) -> ModuleType:
+def _answer_real_backends(_original: ModuleType, parts: Parts) -> ModuleType:
     return DistWithBackends(parts[SetUpCalls].backend_of)
 
 
@@ -138,7 +138,7 @@ PATCHES: tuple[Entry, ...] = tuple(
         (pipelining.RECEIVE_SHAPES, _WHY, _receive_shapes),
         (pipelining.INFER_FORWARD, "later stages of the script may be played next", _infer_forward),
         (pipelining.INFER_SHAPES, _WHY, _infer_shapes),
-        (pipelining.DIST_OF_SCHEDULES, "schedules go another way on simulated groups", _with_real_backends),
-        (pipelining.DIST_OF_EDGES, "connections go another way on simulated groups", _with_real_backends),
+        (pipelining.DIST_OF_SCHEDULES, "schedules go another way on simulated groups", _answer_real_backends),
+        (pipelining.DIST_OF_EDGES, "connections go another way on simulated groups", _answer_real_backends),
     )
 )

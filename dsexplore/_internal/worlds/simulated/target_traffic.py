@@ -193,7 +193,7 @@ class DistWithBackends(ModuleType):
         return getattr(dist, name)
 
 
-def _with_target_backend(_original: ModuleType, parts: Parts) -> ModuleType:
+def _send_as_target(_original: ModuleType, parts: Parts) -> ModuleType:
     """Send the collectives of ``torch.distributed.nn`` as the target's backend does.
 
     Mirrors ``_AllGather.backward``, ``_AllGatherBase.backward`` and ``_AlltoAll.forward`` in
@@ -204,7 +204,7 @@ def _with_target_backend(_original: ModuleType, parts: Parts) -> ModuleType:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(DIST_OF_NN, "torch asks for gloo by name", _with_target_backend),
+    Patch(DIST_OF_NN, "torch asks for gloo by name", _send_as_target),
     Patch(
         dtensor.SHARD_DIM_ALLTOALL,
         "a DTensor that is sharded anew goes another way on a CPU",
