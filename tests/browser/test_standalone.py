@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore._internal.trace.trace import Trace
+from tests.analysis.late_programs import Program
 
 pytestmark = pytest.mark.browser
 
@@ -88,6 +89,37 @@ def test_it_answers_as_the_kernel_does(
     shot(page, f"standalone_{which}", full_page=True)
     assert page.errors == []
     assert [url for url in page.requests.urls if not url.startswith(("file:", "blob:"))] == []
+
+
+def test_waiting_and_late_ranks_are_those_of_the_kernel(page: Any, tmp_path: Path) -> None:
+    trace = Trace(Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2).trace())
+    explorer = trace.explore()
+    show(page, trace, tmp_path)
+
+    def drawn() -> dict[str, Any]:
+        return page.evaluate(
+            "() => { const { boxes, late, texts } = globalThis.dsexplore.state.timeline;"
+            " return { waiting: [...boxes.waiting], late, texts }; }"
+        )
+
+    def same_as(sent: dict[str, Any]) -> None:
+        shown = drawn()
+        waiting = np.frombuffer(sent["boxes"]["waiting"], np.float32)
+        assert sorted(shown["waiting"]) == pytest.approx(sorted(waiting.tolist()), abs=1e-6)
+        assert [line[1::2] for line in shown["late"]] == [list(line[1::2]) for line in sent["late"]]
+        for end in (0, 2):
+            assert [line[end] for line in shown["late"]] == pytest.approx(
+                [line[end] for line in sent["late"]], abs=1e-5
+            )
+        assert sorted(shown["texts"]) == sorted(sent["texts"])
+
+    assert len(drawn()["late"]) == 6
+    same_as(explorer.widget.timeline)
+    page.evaluate("globalThis.dsexplore.zoom(0.3, 0.9)")
+    explorer._drawing.lanes.state.zoom(0.3, 0.9)
+    explorer._drawing.timeline()
+    assert 0 < len(drawn()["late"]) < 6
+    same_as(explorer.widget.timeline)
 
 
 def test_a_range_and_a_sentence_filter_without_a_kernel(page: Any, tmp_path: Path, make_layered: Any) -> None:

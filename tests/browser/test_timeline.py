@@ -16,8 +16,10 @@ import pytest
 
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.page import theme
 from dsexplore._internal.views.timeline.timeline_explorer import TimelineExplorer
 from dsexplore._internal.views.widgets.part_widgets import TimelineWidget
+from tests.analysis.late_programs import Program
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
@@ -175,6 +177,29 @@ def test_a_box_that_is_covered_has_no_letter_and_one_of_no_bytes_covers_none(
     page.goto("about:blank")
     draw(Trace(replace(tables, events=events)))
     assert page.evaluate("written").count("dp") == letters
+
+
+def test_waiting_and_late_ranks_are_drawn_and_named_as_in_the_static_view(
+    draw: Callable[..., TimelineExplorer], page: Any
+) -> None:
+    late = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2)
+    page.add_init_script(WRITTEN)
+    page.goto("about:blank")
+    trace = Trace(late.trace())
+    draw(trace)
+    key = page.locator(".keyed .named").all_inner_texts()
+    static = trace.timeline()._repr_mimebundle_()["text/html"]
+    for words in ("waiting for a rank that comes later", "late"):
+        assert any(text.endswith(words) for text in key)
+        assert f"</i>{words}</span>" in static
+    assert sum(text.startswith("+20") for text in page.evaluate("written")) > 2
+    count = """color => { const canvas = document.querySelector("canvas"), pen = canvas.getContext("2d");
+      const { data } = pen.getImageData(0, 0, canvas.width, canvas.height); let found = 0;
+      for (let i = 0; i < data.length; i += 4) found += color.every((each, k) => data[i + k] === each);
+      return found; }"""
+    waiting, alarm = ([int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in (theme.WAITING, theme.ALARM))
+    assert page.evaluate(count, waiting) > 5000
+    assert page.evaluate(count, alarm) > 500
 
 
 def pipeline() -> Trace:

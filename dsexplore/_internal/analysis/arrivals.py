@@ -45,6 +45,8 @@ ADDED: dict[str, pl.DataType] = {
 """The columns that `arrivals` adds to those of the events."""
 _LEAST_SHARE_OF_DELAY = 0.5
 """The part of a rank's lateness that its own program must have taken longer, for that lateness to be its own."""
+COMES_LATE = pl.col("is_late") & ~pl.col("is_held_up")
+"""The arrivals that are late because of their rank's own program."""
 
 
 def arrivals(tables: Tables) -> pl.DataFrame:

@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore._internal.analysis.arrivals import COMES_LATE
+
 BEYOND_JITTER = 15
 """Factor on the jitter above which lateness is more than jitter."""
 LEAST = 3
@@ -82,7 +84,7 @@ def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
     Args:
         arrived: of all ranks, see `analysis.arrivals`.
     """
-    late = arrived.filter(pl.col("is_late") & ~pl.col("is_held_up"))
+    late = arrived.filter(COMES_LATE)
     if late.is_empty():
         return ()
     span = float(arrived.select((pl.col("begin") + pl.col("took")).max()).item())

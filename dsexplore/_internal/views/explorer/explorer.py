@@ -111,7 +111,7 @@ class Explorer(LiveView):
         self._headline = Headline(self._trace.tables)
         self._prediction = self._trace.predict(hardware) if hardware is not None else None
         predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
-        lanes = TimelinePanel(self._trace.tables, sizes, self._codes.kind)
+        lanes = TimelinePanel(self._trace.tables, sizes, self._codes.kind, self._headline.skew)
         shaded, figures = MapPanel(self._codes, self._prediction), FigurePanel(self._codes)
         self._depth = 0
         self.widget = ExplorerWidget(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore._internal.analysis.headline import Headline
+from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.analysis.step_timeline import Timeline, timeline_of
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.errors import UsageError
@@ -25,7 +26,8 @@ from dsexplore._internal.views.explorer.filters import FACETS, menus
 from dsexplore._internal.views.explorer.module_rows import rows_of
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import MOST_LANES, Coded
-from dsexplore._internal.views.timeline.mark_colors import colors_of
+from dsexplore._internal.views.timeline.drawn_skew import DrawnSkew
+from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS, colors_of
 from dsexplore._internal.views.timeline.timeline_text import AXES, whole
 from dsexplore._internal.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore._internal.views.trace.event_codes import SAME_COLLECTIVE, EventCodes
@@ -102,6 +104,7 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
     events = {
         **_of_events(codes),
         **_of_spans(timeline),
+        **_of_skew(timeline, headline.skew),
         "trigger": _packed(trigger.codes, "i4"),
         "line": _packed(kinds.line, "i4"),
     }
@@ -143,12 +146,21 @@ def _of_spans(timeline: Timeline) -> dict[str, Any]:
     }
 
 
+def _of_skew(timeline: Timeline, skew: Skew) -> dict[str, Any]:
+    """Return the seconds that each event waits and is late, in the order of the events; empty if none was measured."""
+    if timeline.order != "measured" or skew.arrivals.is_empty():
+        return {}
+    drawn = DrawnSkew(skew, Coded(timeline))
+    return {"waiting": _packed(drawn.waiting[:-1], "f8"), "late_by": _packed(drawn.late_by[:-1], "f8")}
+
+
 def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
     """Return names, colors and texts of the timeline."""
     apart = f", {codes.apart} included" if codes.apart else ""
     return {
         "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
-        "marks": [[color.name, color.letter, color.fill, color.ink] for color in colors_of(timeline)],
+        "marks": [color.listed for color in colors_of(timeline)],
+        "skew": [color.listed for color in (WAITS, LATE)],
         "timed": timeline.order == "measured",
         "axis": f"left to right: {AXES[timeline.order]}",
         "title": whole(timeline),

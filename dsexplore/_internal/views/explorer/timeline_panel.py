@@ -7,7 +7,8 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from dsexplore._internal.analysis.step_timeline import LaneKind, timeline_of, with_sizes
+from dsexplore._internal.analysis.skew import Skew
+from dsexplore._internal.analysis.step_timeline import LaneKind, Timeline, timeline_of, with_sizes
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.views.explorer.selection import Pick
 from dsexplore._internal.views.timeline.timeline_state import TimelineState
@@ -26,10 +27,13 @@ class TimelinePanel:
         tables: tables of the trace.
         sizes: which bytes are shown, ``"wire"`` or ``"message"``.
         kind: (events,) kind of each event, as in `EventCodes.kind`.
+        skew: skew of the trace; None to draw neither waiting nor late ranks.
     """
 
-    def __init__(self, tables: Tables, sizes: str, kind: npt.NDArray[np.int32] | None = None) -> None:
-        self._tables, self._sizes, self._kind = tables, sizes, kind
+    def __init__(
+        self, tables: Tables, sizes: str, kind: npt.NDArray[np.int32] | None = None, skew: Skew | None = None
+    ) -> None:
+        self._tables, self._sizes, self._kind, self._skew = tables, sizes, kind, skew
         self._made: TimelineState | None = None
         self._lanes: str | None = None
 
@@ -38,7 +42,7 @@ class TimelinePanel:
         """State of the drawing, built when first needed."""
         if self._made is None:
             made = timeline_of(self._tables, self._lanes, None, self._sizes)  # type: ignore[arg-type]  # of get_args
-            self._made = TimelineState(made, _COLUMNS, _MOST, self._kind)
+            self._made = self._state_of(made)
         return self._made
 
     def use(self, sizes: str) -> None:
@@ -53,10 +57,13 @@ class TimelinePanel:
             self._lanes = lanes
             self._remake(timeline_of(self._tables, lanes, None, self._sizes))  # type: ignore[arg-type]  # of get_args
 
-    def _remake(self, timeline: Any) -> None:
+    def _remake(self, timeline: Timeline) -> None:
         before = self.state
-        self._made = TimelineState(timeline, _COLUMNS, _MOST, self._kind)
+        self._made = self._state_of(timeline)
         self._made.window = before.window
+
+    def _state_of(self, timeline: Timeline) -> TimelineState:
+        return TimelineState(timeline, _COLUMNS, _MOST, self._kind, skew=self._skew)
 
     def prepare(self) -> None:
         """Compute in advance what the first filter would wait for."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import polars as pl
 
+from dsexplore._internal.analysis.arrivals import COMES_LATE
 from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.units import format_count, format_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
 from dsexplore._internal.views.page.theme import ALARM, SHADE, WAITING
+from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS
 from dsexplore._internal.views.timeline.timeline_drawing import TICKS_STYLE, axis_html
 from dsexplore._internal.views.timeline.timeline_text import round_numbers
 from dsexplore._internal.views.view import View
@@ -29,8 +31,6 @@ _LEAST_DRAWN = 1.5
 """Minimal width of a mark, in the drawing's units."""
 _LABEL_SHARE = 0.27
 """Fraction of a lane's width that a label of lateness needs."""
-LATE = pl.col("is_late") & ~pl.col("is_held_up")
-"""The arrivals that are drawn as late, as `late_ranks` counts them: not those that an earlier collective held up."""
 
 STYLE = (
     TICKS_STYLE
@@ -47,8 +47,8 @@ white-space:nowrap;transform:translateX(-100%);padding-right:2px}
 .dsx .keys i.l{height:3px;vertical-align:3px}
 """
 )
-_KEYS = (("", SHADE, "transfer"), ("", WAITING, "waiting for a rank that comes later"))
-_LATE_KEY = ("l", ALARM, "late")
+_KEYS = (("", SHADE, "transfer"), ("", WAITS.fill, WAITS.name))
+_LATE_KEY = ("l", LATE.fill, LATE.name)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def drawing(
 def _lane(rank: int, of_rank: pl.DataFrame, drawn: Window, is_late: bool) -> str:
     """Return the name and the lane of a rank."""
     span = (drawn.last - drawn.first) or 1.0
-    rows = of_rank.sort("begin").select("begin", "took", "duration", "late_by", is_named=LATE & is_late).rows()
+    rows = of_rank.sort("begin").select("begin", "took", "duration", "late_by", is_named=COMES_LATE & is_late).rows()
     waiting, transfers, lateness, labels = [], [], [], []
     for begin, took, duration, late_by, is_named in rows:
         at, wait = begin - drawn.first, took - duration
@@ -336,7 +336,7 @@ class SkewView(View):
             wait=pl.col("took") - pl.col("duration"),
         )
         said = rows.select(pl.format("{} {} of group {}<br>{}", "op", "number", "group", "source")).to_series()
-        late = rows.filter(LATE)
+        late = rows.filter(COMES_LATE)
         figure = go.Figure()
         for name, color, part, base, length in (
             ("waiting", WAITING, rows, rows["at"], rows["wait"]),

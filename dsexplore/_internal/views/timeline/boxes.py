@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,14 @@ class Coded:
         """Lanes that at each time either work or wait."""
         self._cells: dict[tuple[float, float, int], _Cells] = {}
         self._sums: tuple[tuple[float, float, int], _AddedUp] | None = None
+
+    @cached_property
+    def span_of(self) -> Indices:
+        """(events,) index of each event's span; −1 for an event that has none."""
+        of_events = np.full(int(self.row.max(initial=-1)) + 1, -1, np.int64)
+        held = np.flatnonzero(self.row >= 0)
+        of_events[self.row[held]] = held
+        return of_events
 
     def __len__(self) -> int:
         """Return the number of spans."""

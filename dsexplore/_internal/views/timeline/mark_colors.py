@@ -24,9 +24,17 @@ class Color:
     fill: str
     ink: str
 
+    @property
+    def listed(self) -> list[str]:
+        """Name, letter, color and color of the letter, as the browser takes them."""
+        return [self.name, self.letter, self.fill, self.ink]
+
 
 _GAPS = {WAITING: Color(WAITING, "–", theme.WAITING, "#000")}
 _IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", theme.WAITING, "#000")}
+WAITS = Color("waiting for a rank that comes later", "–", theme.WAITING, "#000")
+LATE = Color("late", "+", theme.ALARM, "#fff")
+"""Of measured ranks, the part of a collective in which a rank waits, and the time by which another comes late."""
 
 
 def is_gap(color: Color) -> bool:

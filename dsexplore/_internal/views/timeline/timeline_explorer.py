@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.analysis.step_timeline import Timeline
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
@@ -25,11 +26,12 @@ class TimelineExplorer(LiveView):
 
     Args:
         timeline: the timeline to explore.
+        skew: skew of its trace; None to draw neither waiting nor late ranks.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, skew: Skew | None = None) -> None:
         self.timeline = timeline
-        self._state = TimelineState(timeline)
+        self._state = TimelineState(timeline, skew=skew)
         self._picked: tuple[Mask, str] | None = None
         self.widget = TimelineWidget(on_event=self._on_event)
         self._draw()

@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.analysis.step_timeline import Timeline
 from dsexplore._internal.trace.unknown_sizes import format_sum
 from dsexplore._internal.units import format_count
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
-from dsexplore._internal.views.timeline.mark_colors import colors_of, key_order
+from dsexplore._internal.views.timeline.drawn_skew import DrawnSkew
+from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS, colors_of, key_order
 from dsexplore._internal.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
 
 _LEAST = 1e-9
@@ -28,8 +30,9 @@ class TimelineState:
         timeline: the timeline to draw.
         columns: number of columns into which spans are summed if there are many.
         most: maximal number of spans that are drawn individually.
-        most_lanes: maximal number of lanes.
         kind: (events,) a small number per event; events of equal number are usually shown or hidden together.
+        most_lanes: maximal number of lanes.
+        skew: skew of the trace; None to draw neither waiting nor late ranks.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class TimelineState:
         most: int = 1500,
         kind: npt.NDArray[np.integer[Any]] | None = None,
         most_lanes: int = MOST_LANES,
+        skew: Skew | None = None,
     ) -> None:
         self.timeline = timeline
         self.spans = Coded(timeline, kind, most_lanes)
@@ -54,9 +58,11 @@ class TimelineState:
         self.boxes: Boxes
         self._columns, self._most = columns, most
         self.colors = colors_of(timeline)
+        self._skew = DrawnSkew(skew, self.spans) if skew is not None and timeline.order == "measured" else None
         self._fixed = {
             "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:most_lanes]],
-            "marks": [[color.name, color.letter, color.fill, color.ink] for color in self.colors],
+            "marks": [color.listed for color in self.colors],
+            "skew": [color.listed for color in (WAITS, LATE)],
             "key": key_order(self.colors),
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
@@ -159,13 +165,27 @@ class TimelineState:
         cut = self.cut()
         return {
             **self._fixed,
-            "boxes": _packed(cut),
-            "texts": span_texts(self.timeline, cut.span) if cut.one_by_one else [],
+            "boxes": _packed(cut) | self._waiting(cut),
+            "late": self._skew.late_lines(self.window, self._kept) if self._skew is not None else [],
+            "texts": self._texts(cut) if cut.one_by_one else [],
             "labels": self.labels(cut),
             "ticks": [list(tick) for tick in ticks(self.timeline, *self.window)] if len(self.spans) else [],
             "ties": self._ties(),
             "zoomed": self.window != self.whole,
         }
+
+    def _waiting(self, cut: Boxes) -> dict[str, bytes]:
+        """Return where the waiting of each box ends, as the browser's column; nothing if no box waits."""
+        if self._skew is None or not cut.one_by_one:
+            return {}
+        ends = self._skew.waiting_ends(cut, self.window)
+        return {"waiting": ends.astype(np.float32).tobytes()} if (ends > cut.begin).any() else {}
+
+    def _texts(self, cut: Boxes) -> list[str]:
+        texts = span_texts(self.timeline, cut.span)
+        if self._skew is None:
+            return texts
+        return [text + more for text, more in zip(texts, self._skew.texts(cut), strict=True)]
 
     def brush(self) -> list[float]:
         """Return the selected range as fractions of the window; empty if it is outside the window."""

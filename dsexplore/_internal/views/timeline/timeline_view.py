@@ -83,11 +83,14 @@ class TimelineView(View):
     @cached_property
     def _who_waits(self) -> Skew | None:
         """Skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
-        timeline = self._timeline
-        if timeline.order != "measured" or len(timeline.lanes) < 2 or not _RANK.fullmatch(timeline.lanes[0]):
+        lanes = self._timeline.lanes
+        if self._timeline.order != "measured" or len(lanes) < 2 or not _RANK.fullmatch(lanes[0]):
             return None
-        result = skew(timeline.tables)
-        return result if result.is_timed and not result.arrivals.is_empty() else None
+        return self._skew if self._skew.is_timed and not self._skew.arrivals.is_empty() else None
+
+    @cached_property
+    def _skew(self) -> Skew:
+        return skew(self._timeline.tables)
 
     @cached_property
     def _stages(self) -> Timeline | None:
@@ -102,4 +105,4 @@ class TimelineView(View):
             TimelineExplorer,  # anywidget is loaded when asked for
         )
 
-        return TimelineExplorer(self._concluded)
+        return TimelineExplorer(self._concluded, self._skew)

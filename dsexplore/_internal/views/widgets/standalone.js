@@ -1,7 +1,7 @@
 // What answers the explorer's page in a file of its own, in the kernel's place: the events as columns, the filters, their
 // sums by module, and the boxes of the timeline. The numbers are those of the Python that answers in a notebook. It is a
 // second explorer because a page in a mail or a CI artifact has no kernel, and no Python that is small enough to send.
-const COLUMNS = 480, MOST = 800, LISTED = 12, TICKS = 5, MOST_TIES = 400;
+const COLUMNS = 480, MOST = 800, LISTED = 12, TICKS = 5, MOST_TIES = 400, MOST_LATE = 200;
 const TYPES = { i4: Int32Array, i2: Uint16Array, i1: Uint8Array, f8: Float64Array, f4: Float32Array };
 
 function unpacked(value) {
@@ -289,7 +289,9 @@ class Standalone {
     this.put("timeline", {
       title: lanes.title, lanes: lanes.names, marks: lanes.marks, words: sized, axis: `${lanes.axis}; taller is more ${this.state.sizes} bytes`,
       boxes: { begin: take("begin", Float32Array), end: take("end", Float32Array), level: take("level", Float32Array), lane: take("lane", Uint16Array),
-        mark: take("mark", Uint8Array), ...(one ? {} : { count: take("count", Uint32Array), bytes: take("bytes", Float32Array) }) },
+        mark: take("mark", Uint8Array), ...(one ? {} : { count: take("count", Uint32Array), bytes: take("bytes", Float32Array) }),
+        ...(one && this.events.waiting ? { waiting: take("waiting", Float32Array) } : {}) },
+      skew: lanes.skew, late: this.late(mask),
       texts: one ? inside.map((i) => this.said(i)) : [], labels: [], ties: this.ties(mask), zoomed: first !== this.whole[0] || last !== this.whole[1],
       ticks: this.count ? this.ticks() : [],
     });
@@ -303,11 +305,17 @@ class Standalone {
     });
     return found.length > MOST_TIES ? [] : found;
   }
+  // Lines before the events of late ranks that are shown, as long as they are late: the latest first.
+  late(mask) {
+    const { events } = this, [first, last] = this.window, share = (at) => Math.min(1, Math.max(0, (at - first) / (last - first)));
+    const by = events.late_by || [], seen = [...by.keys()].filter((i) => by[i] && mask[i] && events.begin[i] - by[i] < last && events.begin[i] > first);
+    return seen.sort((a, b) => by[b] - by[a]).slice(0, MOST_LATE).map((i) => [share(events.begin[i] - by[i]), events.lane[i], share(events.begin[i]), `+${formatSeconds(by[i])}`]);
+  }
   single(inside) {
     const { events, size } = this, [first, last] = this.window, share = (at) => Math.min(1, Math.max(0, (at - first) / (last - first)));
     const most = this.largest[this.state.sizes] || 1;
     return inside.map((i) => ({ begin: share(events.begin[i]), end: share(events.end[i]), level: size[i] / most,
-      lane: events.lane[i], mark: events.mark[i], count: 1, bytes: size[i], held: [i] }));
+      lane: events.lane[i], mark: events.mark[i], count: 1, bytes: size[i], held: [i], waiting: share(events.begin[i] + (events.waiting ? events.waiting[i] : 0)) }));
   }
   binned(inside) {
     const { events, size } = this, [first, last] = this.window, cells = new Map(), most = this.largest[this.state.sizes] || 1;
@@ -330,8 +338,8 @@ class Standalone {
   said(i) {
     const { events, lanes } = this, line = this.lines[events.line[i]], sized = this.state.sizes === "wire" ? "on the wire" : "in messages";
     const parts = [line[0], lanes.marks[events.mark[i]][0], this.unsized[i] ? formatSum(-0) : `${formatBytes(this.size[i])} ${sized}`, this.names[events.owner[i]], line[4], line[5]];
-    const since = this.place(events.begin[i]);
-    return [...new Set(parts.filter(Boolean)), lanes.timed ? `at ${since}, for ${formatSeconds(events.end[i] - events.begin[i])}` : `at ${since}`].join(" · ");
+    const since = this.place(events.begin[i]), skew = [events.waiting, events.late_by].map((seconds, k) => seconds && seconds[i] && `${lanes.skew[k][0]}: ${formatSeconds(seconds[i])}`);
+    return [...new Set(parts.filter(Boolean)), lanes.timed ? `at ${since}, for ${formatSeconds(events.end[i] - events.begin[i])}` : `at ${since}`, ...skew.filter(Boolean)].join(" · ");
   }
 }
 

@@ -30,7 +30,7 @@ export function timeline({ model, el }) {
     const begin = read("begin", Float32Array), lane = read("lane", Uint16Array), level = read("level", Float32Array);
     return {
       begin, lane, level, next: followers(begin, lane, level), end: read("end", Float32Array),
-      mark: read("mark", Uint8Array), count: read("count", Uint32Array), bytes: read("bytes", Float32Array),
+      mark: read("mark", Uint8Array), waiting: read("waiting", Float32Array), count: read("count", Uint32Array), bytes: read("bytes", Float32Array),
     };
   }
   // Where the next box of each one's lane begins: what is written on a box ends there. One of no bytes covers no letter.
@@ -60,7 +60,7 @@ export function timeline({ model, el }) {
   function draw() {
     if (!width) measure();
     if (!width) return;
-    const { lanes = [], marks = [], ticks = [], ties = [] } = now;
+    const { lanes = [], marks = [], ticks = [], ties = [], late = [] } = now;
     const ratio = globalThis.devicePixelRatio || 1, height = lanes.length * row + AXIS * scale;
     const wide = Math.round(width * ratio), tall = Math.round(height * ratio);
     if (canvas.width !== wide || canvas.height !== tall) {
@@ -69,7 +69,9 @@ export function timeline({ model, el }) {
     }
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
-    pen.font = `${WORD * scale}px ${family}`;
+    const comesLate = new Set(late.map(([, lane]) => lane));
+    const letters = (weight) => { pen.font = `${weight} ${WORD * scale}px ${family}`; };
+    letters(comesLate.size ? 600 : 400);
     names = Math.min(width * 0.34, Math.max(LEAST * scale, ...lanes.map((lane) => pen.measureText(lane).width + 10)));
     pen.textBaseline = "middle";
     lanes.forEach((lane, i) => {
@@ -77,10 +79,13 @@ export function timeline({ model, el }) {
       pen.globalAlpha = 0.06;
       if (i % 2 === 0) pen.fillRect(names, i * row, width - names, row);
       pen.globalAlpha = 1;
+      letters(comesLate.has(i) ? 600 : 400);
       pen.fillText(shortened(lane, names - 8), 0, i * row + row / 2);
     });
+    letters(400);
     for (let i = 0; i < found.begin.length; i += 1) drawBox(i, marks[found.mark[i]]);
     drawTies(ties, color);
+    drawLate(late);
     for (let i = 0; i < found.begin.length; i += 1) drawLabel(i, marks[found.mark[i]]);
     pen.fillStyle = color;
     for (const [where, text] of ticks) {
@@ -106,11 +111,32 @@ export function timeline({ model, el }) {
     const [x, y, wide, tall] = box(i);
     pen.fillStyle = color;
     pen.fillRect(x, y, wide > 4 ? wide - 1 : wide, tall);
+    const waits = Math.min(wide, wait(i) - x);
+    if (waits <= 0) return;
+    [[, , pen.fillStyle]] = now.skew;
+    pen.fillRect(x, y, waits, tall);
+  }
+  // Where a box's waiting for a rank that comes later ends.
+  function wait(i) { return found.waiting.length ? across(found.waiting[i]) : across(found.begin[i]); }
+
+  // A line from when a late rank should have come to when it comes, and above it by how much, where that has room.
+  function drawLate(late) {
+    const taken = [];
+    for (const [begin, lane, end, text] of late) {
+      const x = across(begin), wide = Math.max(2, across(end) - x), y = lane * row, length = pen.measureText(text).width;
+      [, [, , pen.fillStyle]] = now.skew;
+      pen.fillRect(x, y + row - 7 * scale, wide, 3 * scale);
+      const left = x + wide - length, hides = ([of, at, until]) => of === lane && left < until + 6 && left + length > at - 6;
+      if (length > wide || taken.some(hides)) continue;
+      taken.push([lane, left, left + length]);
+      pen.fillStyle = color;
+      pen.fillText(text, left, y + row / 2 - 2 * scale);
+    }
   }
 
   // The label of a box, and a patch of the box's color behind it, which keeps lines off the label.
   function drawLabel(i, [, letter, color, ink]) {
-    const [x, y, wide, tall] = box(i);
+    const [from, y, all, tall] = box(i), x = Math.max(from, wait(i)), wide = from + all - x;
     const text = now.labels && now.labels.length ? now.labels[i] : letter;
     const room = Math.min(wide, across(found.next[i]) - x);
     if (text && tall > 11 * scale && room > 7 * scale * (1 + text.length)) {
@@ -255,15 +281,17 @@ export function timeline({ model, el }) {
   none.addEventListener("click", clear);
 
   function showKey() {
-    const { axis = "", marks = [], key: order = [...marks.keys()] } = now;
-    const wanted = JSON.stringify([axis, marks, order]);
+    const { axis = "", marks = [], key: order = [...marks.keys()], late = [], skew } = now;
+    const shown = order.map((place) => marks[place]);
+    if (found.waiting.length) shown.push(skew[0]);
+    if (late.length) shown.push(skew[1]);
+    const wanted = JSON.stringify([axis, shown]);
     if (wanted === keyed) return;
     keyed = wanted;
     const how = element("details", "how"), rules = element("summary", "", "?");
     rules.title = "How to read it";
     how.append(rules, `${axis}.`);
-    key.replaceChildren(...order.flatMap((place) => {
-      const [name, letter, color, ink] = marks[place];
+    key.replaceChildren(...shown.flatMap(([name, letter, color, ink]) => {
       const made = element("span", "key", letter);
       Object.assign(made.style, { background: color, color: ink });
       const named = element("span", "named");
