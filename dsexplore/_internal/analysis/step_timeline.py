@@ -1,7 +1,8 @@
-"""`Timeline`: what happened from when to when, in lanes, of anything that has an order.
+"""`Timeline`: spans in lanes, from when to when something happened, in the unit of its order.
 
-A trace has one of three orders: measured time, where its ranks were real; program order, where one simulated rank was
-recorded; and where several were, the rounds in which they can run (`waiting_order`).
+It is data: `views.timeline.boxes` decides which spans of a window are drawn, and as which boxes. A trace has one of
+three orders: measured time, where its ranks were real; program order, where one simulated rank was recorded; and where
+several were, the rounds in which they can run (`waiting_order`).
 """
 
 from __future__ import annotations
@@ -21,49 +22,6 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_count
 
-TIES: dict[str, pl.DataType] = {
-    "from_lane": pl.String(),
-    "sent": pl.Float64(),  # the end of the send, in the unit of the timeline's order
-    "to_lane": pl.String(),
-    "received": pl.Float64(),  # the begin of what received it
-    "send": pl.Int64(),  # the events, as rows of the trace's; null where no event was recorded
-    "receive": pl.Int64(),
-}
-
-
-def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per send and the receive that takes its message. Columns: `TIES`.
-
-    Messages between two ranks of one group arrive in the order in which they are sent: the first send matches the first
-    receive. Sends to ranks that are not in the trace are omitted.
-
-    Args:
-        tables: the trace.
-        spans: of its events; columns lane, begin, end and row, as in `step_timeline.SPANS`.
-    """
-    events = tables.events
-    if not events["op"].is_in(["send", "recv"]).any():
-        return pl.DataFrame(schema=TIES)
-    members = tables.groups.select("group", pl.col("ranks").list.eval(pl.element().cast(pl.String)).list.join(","))
-    messages = (
-        events.with_row_index("row")
-        .filter(pl.col("op").is_in(["send", "recv"]) & pl.col("peer").is_not_null())
-        .select("row", "rank", "op", "peer", "group", "seq")
-        .join(members.unique("group"), on="group", how="left")
-        .with_columns(channel=pl.coalesce("ranks", "group"))  # processes may name one group differently
-        .join(spans.select("row", "lane", "begin", "end"), on="row")
-        .sort("rank", "seq")
-    )
-    sends, receives = (messages.filter(op=op) for op in ("send", "recv"))
-    sends = sends.select("channel", sender="rank", receiver="peer", from_lane="lane", sent="end", send="row")
-    receives = receives.select(
-        "channel", sender="peer", receiver="rank", to_lane="lane", received="begin", receive="row"
-    )
-    channel = ("channel", "sender", "receiver")
-    sends, receives = (part.with_columns(number=pl.int_range(pl.len()).over(channel)) for part in (sends, receives))
-    return sends.join(receives, on=[*channel, "number"]).select(pl.col(name).cast(kind) for name, kind in TIES.items())
-
-
 LaneKind = Literal["phase", "axis", "module", "op", "rank", "collective"]
 ColorKind = Literal["phase", "axis", "op", "rank"]
 Sizes = Literal["wire", "message"]
@@ -82,16 +40,24 @@ SPANS: dict[str, pl.DataType] = {
     "row": pl.UInt32(),  # of the trace's events; null for what is no event
     "label": pl.String(),  # stands on its box; null for the letter of its mark
 }
+TIES: dict[str, pl.DataType] = {
+    "from_lane": pl.String(),
+    "sent": pl.Float64(),  # the end of the send, in the unit of the timeline's order
+    "to_lane": pl.String(),
+    "received": pl.Float64(),  # the begin of what received it
+    "send": pl.Int64(),  # the events, as rows of the trace's; null where no event was recorded
+    "receive": pl.Int64(),
+}
+HELD: dict[str, pl.DataType] = {
+    "span": pl.Int64(),  # of the timeline's spans
+    "row": pl.Int64(),  # of the trace's events
+}
 _TIMES: dict[Order, str] = {
     "measured": "measured",
     "program order": "simulated, in program order",
     "rounds": "simulated, in the earliest order that ranks can run in",
     "predicted": "predicted",
     "slots": "in the time of forwards, by its schedule",
-}
-HELD: dict[str, pl.DataType] = {
-    "span": pl.Int64(),  # of the timeline's spans
-    "row": pl.Int64(),  # of the trace's events
 }
 NO_MODULE = "outside any module"
 WAITING = "waiting"
@@ -328,6 +294,39 @@ def _sorted_names(names: pl.Series, kind: str) -> tuple[str, ...]:
 def _rank_of(name: str) -> int:
     number = name.removeprefix("rank ").partition(" ")[0]
     return int(number) if name.startswith("rank ") and number.isdigit() else -1
+
+
+def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per send and the receive that takes its message. Columns: `TIES`.
+
+    Messages between two ranks of one group arrive in the order in which they are sent: the first send matches the first
+    receive. Sends to ranks that are not in the trace are omitted.
+
+    Args:
+        tables: the trace.
+        spans: of its events; columns lane, begin, end and row, as in `step_timeline.SPANS`.
+    """
+    events = tables.events
+    if not events["op"].is_in(["send", "recv"]).any():
+        return pl.DataFrame(schema=TIES)
+    members = tables.groups.select("group", pl.col("ranks").list.eval(pl.element().cast(pl.String)).list.join(","))
+    messages = (
+        events.with_row_index("row")
+        .filter(pl.col("op").is_in(["send", "recv"]) & pl.col("peer").is_not_null())
+        .select("row", "rank", "op", "peer", "group", "seq")
+        .join(members.unique("group"), on="group", how="left")
+        .with_columns(channel=pl.coalesce("ranks", "group"))  # processes may name one group differently
+        .join(spans.select("row", "lane", "begin", "end"), on="row")
+        .sort("rank", "seq")
+    )
+    sends, receives = (messages.filter(op=op) for op in ("send", "recv"))
+    sends = sends.select("channel", sender="rank", receiver="peer", from_lane="lane", sent="end", send="row")
+    receives = receives.select(
+        "channel", sender="peer", receiver="rank", to_lane="lane", received="begin", receive="row"
+    )
+    channel = ("channel", "sender", "receiver")
+    sends, receives = (part.with_columns(number=pl.int_range(pl.len()).over(channel)) for part in (sends, receives))
+    return sends.join(receives, on=[*channel, "number"]).select(pl.col(name).cast(kind) for name, kind in TIES.items())
 
 
 def with_sizes(timeline: Timeline, sizes: Sizes) -> Timeline:

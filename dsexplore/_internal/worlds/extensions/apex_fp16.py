@@ -81,11 +81,7 @@ def to_python_float(tensor: Tensor) -> float:
 class FP16Optimizer:
     """An optimizer that updates copies in float32 of the parameters that are in float16.
 
-    Args:
-        init_optimizer: made with the parameters of the model.
-        static_loss_scale: which the loss is multiplied by, and gradients divided.
-        dynamic_loss_scale: whether Apex would look for a scale; here it is 1, and no step is skipped.
-        options: of Apex, which change nothing.
+    Where Apex would look for a scale (``dynamic_loss_scale``), it is 1 here, and no step is skipped.
     """
 
     overflow = False

@@ -32,15 +32,8 @@ def _send_flat(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> N
 class DistributedDataParallel(nn.Module):
     """Broadcasts the parameters, one message a dtype, and reduces gradients in buckets as they become ready.
 
-    The first backward reduces all gradients of a dtype together, as Apex does until it has seen in which order they
-    come. Buffers are not sent.
-
-    Args:
-        module: the model.
-        message_size: number of elements from which on a bucket is sent.
-        delay_allreduce: whether to reduce all gradients of a dtype together in each backward.
-        gradient_average: whether to divide by the number of ranks.
-        options: Apex's others, which change nothing that is sent.
+    A bucket is sent from ``message_size`` elements on. The first backward reduces all gradients of a dtype together, as
+    Apex does until it has seen in which order they come; with ``delay_allreduce`` each does. Buffers are not sent.
     """
 
     def __init__(
@@ -144,18 +137,7 @@ def master_params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """Batch norm over the ranks of a group; its statistics are gathered as torch's are.
-
-    Args:
-        num_features: channels.
-        eps: added to the variance.
-        momentum: of the running statistics; None for their mean over all batches.
-        affine: whether it has a weight and a bias.
-        track_running_stats: whether it keeps running statistics.
-        process_group: the ranks; None for all.
-        channel_last: whether channels are the last dim.
-        fuse_relu: whether the result is cut off at 0.
-    """
+    """Batch norm over the ranks of a group; its statistics are gathered as torch's are."""
 
     def __init__(
         self,
@@ -212,11 +194,7 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
 
 
 class Reducer:
-    """Broadcasts parameters once, and averages gradients where a program says so.
-
-    Args:
-        module_or_grads_list: the model, or its gradients.
-    """
+    """Broadcasts a model's parameters once, and averages its gradients where a program says so."""
 
     def __init__(self, module_or_grads_list: Any) -> None:
         self.module = module_or_grads_list if isinstance(module_or_grads_list, nn.Module) else None
@@ -242,13 +220,9 @@ def _send_by_dtype(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) 
 
 
 class LARC:
-    """An optimizer whose learning rate is limited for each parameter by the norms of it and its gradient.
+    """An optimizer whose learning rate depends, for each parameter, on the ratio of its norm to that of its gradient.
 
-    Args:
-        optimizer: the optimizer.
-        trust_coefficient: of the ratio of both norms.
-        clip: whether the ratio limits the learning rate, or else multiplies it.
-        eps: added to the divisor.
+    With ``clip`` the ratio limits the learning rate, else it multiplies it.
     """
 
     def __init__(self, optimizer: Any, trust_coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8) -> None:

@@ -56,35 +56,14 @@ class _Bucket:
 
 
 class DistributedFusedAdam(torch.optim.Optimizer):
-    """Adam whose states and gradients are divided among ranks.
+    """Adam whose states and gradients are divided among the ranks of ``distributed_process_group``.
 
-    Gradients are freed as they are copied into buckets. Parameters are gathered in the step, with
-    ``overlap_param_sync`` too.
-
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        bias_correction: whether averages are corrected for their start.
-        betas: of the averages.
-        eps: added to the root.
-        adam_w_mode: whether weight decay is decoupled.
-        weight_decay: its factor.
-        amsgrad: as Apex has none, False.
-        dtype: of the states.
-        grad_sync_dtype: of gradients that are sent; None for ``dtype``.
-        param_sync_dtype: of parameters that are sent; None for ``dtype``.
-        device: of the states.
-        process_group: the ranks; None for all.
-        distributed_process_group: the ranks that states are divided among; None for ``process_group``.
-        redundant_process_group: the ranks with the same part of them; None for this one.
-        average_grad_sync: whether gradients are averaged.
-        overlap_grad_sync: whether a bucket is sent as it is complete, or in the step.
-        overlap_param_sync: whether Apex would gather parameters as they are needed.
-        bucket_cap_mb: MiB of a bucket.
-        options: of Apex, which change nothing that is sent.
+    Each rank of ``redundant_process_group`` holds the same part of them. Gradients are freed as they are copied into
+    buckets. Parameters are gathered in the step, with ``overlap_param_sync`` too. Apex's further options change nothing
+    that is sent.
 
     Raises:
-        UsageError: ``amsgrad=True``.
+        UsageError: ``amsgrad=True``, as Apex has none.
     """
 
     def __init__(

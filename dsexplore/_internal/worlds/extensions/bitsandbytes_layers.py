@@ -177,18 +177,7 @@ class _Quantized(nn.Linear):
 
 
 class Linear4bit(_Quantized):
-    """A linear layer whose frozen weight has 4 bits a value on a GPU.
-
-    Args:
-        input_features: width of the input.
-        output_features: width of the output.
-        bias: whether it has one.
-        compute_dtype: of the product; None for that of the input.
-        compress_statistics: whether the kernels quantize the largest of each block too.
-        quant_type: ``"fp4"`` or ``"nf4"``.
-        quant_storage: dtype that the bytes are kept, and sent, as.
-        device: of weight and bias.
-    """
+    """A linear layer whose frozen weight has 4 bits a value on a GPU, kept and sent as ``quant_storage``."""
 
     _type = "fp4"
 
@@ -233,17 +222,7 @@ class LinearNF4(Linear4bit):
 
 
 class Linear8bitLt(_Quantized):
-    """A linear layer whose weight has 8 bits a value on a GPU, unless ``has_fp16_weights``.
-
-    Args:
-        input_features: width of the input.
-        output_features: width of the output.
-        bias: whether it has one.
-        has_fp16_weights: whether the weight keeps its dtype, and is trained.
-        threshold: of outliers, which the kernels multiply apart.
-        index: of the kernels.
-        device: of weight and bias.
-    """
+    """A linear layer whose weight has 8 bits a value on a GPU; with ``has_fp16_weights`` it is trained in its dtype."""
 
     def __init__(
         self,

@@ -103,15 +103,7 @@ def apply_rotary_emb_kv_(
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embeddings with their own tables.
-
-    Args:
-        dim: elements of a head that are rotated.
-        base: of the frequencies.
-        interleaved: whether pairs are neighbors.
-        scale_base: of XPos, which is not computed.
-        device: of the frequencies.
-    """
+    """Rotary position embeddings with their own tables; XPos (``scale_base``) is not computed."""
 
     inv_freq: Tensor
 
@@ -168,17 +160,9 @@ def cross_entropy_loss(
 
 
 class CrossEntropyLoss(nn.Module):
-    """Cross entropy of words that may be divided among the ranks of a group.
+    """Cross entropy of words that may be divided among the ranks of ``process_group``.
 
-    Args:
-        ignore_index: the label of rows without a loss.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        label_smoothing: the part of a label that is spread over all words.
-        logit_scale: of the logits.
-        lse_square_scale: of the squared log-sum-exp, which is added to the loss.
-        inplace_backward: whether the gradient takes the memory of the logits.
-        process_group: the ranks that each hold a part of the words.
-        return_z_loss: whether to return what ``lse_square_scale`` adds, too.
+    The squared log-sum-exp times ``lse_square_scale`` is added to the loss; ``return_z_loss`` returns it, too.
     """
 
     def __init__(

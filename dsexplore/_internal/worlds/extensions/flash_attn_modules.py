@@ -19,24 +19,8 @@ from dsexplore._internal.worlds.extensions.registry import Names
 class MHA(nn.Module):
     """Attention of several heads, between a projection of queries, keys and values, and one of the output.
 
-    Args:
-        embed_dim: width of input and output.
-        num_heads: heads of queries.
-        num_heads_kv: heads of keys and values; None for those of queries.
-        cross_attn: whether keys and values come from another input, by a projection of their own.
-        qkv_proj_bias: whether the first projection has a bias.
-        out_proj_bias: whether the second projection has a bias.
-        dropout: the part of the weights that is dropped.
-        softmax_scale: of the scores; None for 1 / √width.
-        causal: whether a token sees none after it.
-        rotary_emb_dim: elements of a head that are rotated.
-        rotary_emb_base: of the rotation.
-        rotary_emb_interleaved: whether pairs are neighbors.
-        window_size: how many tokens before and after are seen.
-        return_residual: whether the input is returned too.
-        device: of the parameters.
-        dtype: of the parameters.
-        options: of the kernels, which change no shape.
+    With ``cross_attn`` keys and values come from another input, by a projection of their own. ``return_residual``
+    returns the input, too.
     """
 
     def __init__(
@@ -143,19 +127,9 @@ class MHA(nn.Module):
 
 
 class BlockOfMixer(nn.Module):
-    """A block of a transformer: a mixer and an MLP, each with a norm before or after it.
+    """A block of a transformer: a mixer and an MLP, each with a norm after it, or before it with ``prenorm``.
 
-    Args:
-        dim: width.
-        mixer_cls: makes the mixer of this width.
-        mlp_cls: makes the MLP of this width; None for none.
-        norm_cls: makes the norms.
-        dropout_cls: makes the dropouts.
-        prenorm: whether norms come before, where the sum is handed on beside the output.
-        resid_dropout1: of the input, or of the mixer's output.
-        resid_dropout2: of the MLP.
-        residual_in_fp32: whether the sum is kept in fp32.
-        options: of the kernels, which change no shape.
+    With ``prenorm`` the sum is passed on beside the output, in fp32 with ``residual_in_fp32``.
     """
 
     def __init__(

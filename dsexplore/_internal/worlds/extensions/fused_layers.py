@@ -36,13 +36,7 @@ def square_relu(x: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Apex's layers of one width after the other, each with its activation.
-
-    Args:
-        mlp_sizes: widths, from that of the input.
-        bias: whether the layers have one.
-        activation: ``"none"``, ``"relu"`` or ``"sigmoid"``.
-    """
+    """Apex's layers of one width after the other, each with its activation."""
 
     def __init__(self, mlp_sizes: list[int], bias: bool = True, activation: str = "relu") -> None:
         super().__init__()
@@ -62,14 +56,7 @@ class MLP(nn.Module):
 
 
 class DenseGeluDense(nn.Module):
-    """Apex's two linear layers with GELU between them.
-
-    Args:
-        in_features: width of the input.
-        intermediate_features: width between.
-        out_features: width of the output.
-        bias: whether the layers have one.
-    """
+    """Apex's two linear layers with GELU between them."""
 
     def __init__(self, in_features: int, intermediate_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
@@ -83,16 +70,7 @@ class DenseGeluDense(nn.Module):
 
 
 class Dense(nn.Linear):
-    """A linear layer that may return its input too, as FlashAttention's.
-
-    Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        bias: whether it has one.
-        return_residual: whether the input is returned too.
-        device: of the parameters.
-        dtype: of the parameters.
-    """
+    """A linear layer that with ``return_residual`` returns its input too, as FlashAttention's."""
 
     def __init__(
         self,
@@ -119,19 +97,9 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, return_residual
 
 
 class Mlp(nn.Module):
-    """FlashAttention's two layers with an activation between them.
+    """FlashAttention's two layers with an activation between them; the width between is four times that of the input.
 
-    Args:
-        in_features: width of the input.
-        hidden_features: width between; None for four times that of the input.
-        out_features: width of the output; None for that of the input.
-        activation: a function, or ``"gelu_approx"``, ``"relu"`` or ``"sqrelu"``.
-        bias1: whether the first layer has one.
-        bias2: whether the second layer has one.
-        return_residual: whether the input is returned too.
-        device: of the parameters.
-        dtype: of the parameters.
-        options: of the kernels.
+    The activation is a function, or ``"gelu_approx"``, ``"relu"`` or ``"sqrelu"``.
     """
 
     _parts = 1
@@ -182,12 +150,7 @@ class FusedMLP(Mlp):
 class GatedMlp(Mlp):
     """FlashAttention's gated layers: half of the first one's output, times the activation of the other half.
 
-    Args:
-        in_features: width of the input.
-        hidden_features: width between; None for 8/3 of that of the input, rounded up to ``multiple_of``.
-        out_features: width of the output; None for that of the input.
-        activation: of the second half.
-        options: of `Mlp`.
+    The width between is 8/3 of that of the input, rounded up to ``multiple_of``.
     """
 
     _parts = 2

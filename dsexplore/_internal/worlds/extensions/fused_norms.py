@@ -61,16 +61,7 @@ def _listed(shape: Shape) -> list[int]:
 
 
 class PlainRMSNorm(nn.RMSNorm):
-    """RMS norm.
-
-    Args:
-        normalized_shape: the last dims, over which is normed.
-        eps: added to the mean square.
-        elementwise_affine: whether it has a weight.
-        device: of the weight.
-        dtype: of the weight.
-        options: of the kernels, which change no shape.
-    """
+    """RMS norm; further options are of the kernels, which change no shape."""
 
     out_dtype: torch.dtype | None = None
     """The dtype of the result; None for that of the input."""
@@ -93,16 +84,7 @@ class PlainRMSNorm(nn.RMSNorm):
 
 
 class PlainLayerNorm(nn.LayerNorm):
-    """Layer norm.
-
-    Args:
-        normalized_shape: the last dims, over which is normed.
-        eps: added to the variance.
-        elementwise_affine: whether it has a weight and a bias.
-        device: of these.
-        dtype: of these.
-        options: of the kernels, which change no shape.
-    """
+    """Layer norm; further options are of the kernels, which change no shape."""
 
     out_dtype: torch.dtype | None = None
     """The dtype of the result; None for that of the input."""

@@ -22,16 +22,7 @@ _GRPO_LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
 
 
 class LigerFusedLinearKTOLoss(nn.Module):
-    """Kahneman-Tversky optimization (https://arxiv.org/abs/2402.01306), of outputs that are wanted or not.
-
-    Args:
-        ignore_index: the label of tokens without a loss.
-        beta: of the rewards.
-        compiled: of the kernels.
-        use_ref_model: whether log-probabilities of a reference model are subtracted.
-        average_log_prob: whether a sequence counts by the mean of its tokens.
-        chunk_size: of the kernels.
-    """
+    """Kahneman-Tversky optimization (https://arxiv.org/abs/2402.01306), of outputs that are wanted or not."""
 
     def __init__(
         self,
@@ -83,24 +74,10 @@ class LigerFusedLinearKTOLoss(nn.Module):
 
 
 class LigerFusedLinearGRPOLoss(nn.Module):
-    """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and its kin.
+    """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and losses derived from it.
 
-    Args:
-        beta: of the divergence from the reference model.
-        compiled: of the kernels.
-        use_ref_model: whether there is a reference model.
-        chunk_size: sequences of a chunk; ``"dapo"`` and ``"cispo"`` send 4 B for each chunk.
-        epsilon_low: how far below 1 the ratio of probabilities counts.
-        epsilon_high: how far above.
-        loss_type: ``"grpo"``, ``"bnpo"``, ``"dr_grpo"``, ``"dapo"``, ``"cispo"``, ``"sapo"`` or ``"luspo"``.
-        max_completion_length: which ``"dr_grpo"`` divides by.
-        importance_sampling_level: ``"token"``, or ``"sequence"`` for the mean ratio of each sequence.
-        sapo_temperature_pos: of ``"sapo"``, where the advantage is positive.
-        sapo_temperature_neg: where it is not.
-        temperature: which logits are divided by.
-        delta: the largest ratio that counts; None for any.
-        use_bias_correction_kl: whether the divergence is multiplied by the ratio.
-        options: of losses that are not here.
+    ``"dapo"`` and ``"cispo"`` send 4 B for each chunk of ``chunk_size`` sequences; ``"dr_grpo"`` divides by
+    ``max_completion_length``.
 
     Raises:
         UsageError: it is another loss.
@@ -246,17 +223,9 @@ class LigerFusedLinearGRPOLoss(nn.Module):
 
 
 class _Distillation(nn.Module):
-    """A loss of labels, and one of a teacher's logits.
+    """A loss of labels, and one of a teacher's logits, which ``temperature`` divides.
 
-    Args:
-        weight_hard_loss: of the loss of labels.
-        weight_soft_loss: of the loss of the teacher.
-        beta: of the loss of the teacher.
-        ignore_index: the label of tokens without a loss.
-        temperature: which logits are divided by for the loss of the teacher.
-        compiled: of the kernels.
-        chunk_size: of the kernels.
-        return_soft_hard_loss: whether both losses are returned beside their sum.
+    ``return_soft_hard_loss`` returns both losses beside their weighted sum.
     """
 
     def __init__(

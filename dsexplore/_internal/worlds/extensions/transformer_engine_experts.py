@@ -14,18 +14,7 @@ from dsexplore._internal.worlds.extensions.registry import Names
 
 
 class GroupedLinear(nn.Module):
-    """Linear layers of one size, each of which takes a part of the input's rows.
-
-    Args:
-        num_gemms: number of layers.
-        in_features: width of the input.
-        out_features: width of the output.
-        bias: whether the layers have one.
-        return_bias: whether the biases are returned rather than added.
-        params_dtype: of the parameters.
-        device: of the parameters.
-        options: of the kernels, which change no shape.
-    """
+    """Linear layers of one size, each of which takes a part of the input's rows."""
 
     def __init__(
         self,

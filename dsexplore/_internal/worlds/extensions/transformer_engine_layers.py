@@ -1,4 +1,7 @@
-"""The layers of ``transformer_engine.pytorch``, in plain torch, with its parameters and its tensor parallelism."""
+"""The layers of ``transformer_engine.pytorch``, in plain torch, with its parameters and its tensor parallelism.
+
+Arguments are Transformer Engine's; those of its kernels change no shape.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,7 @@ def _dtype(options: dict[str, Any]) -> torch.dtype | None:
 
 
 class _Layer(nn.Module):
-    """What the layers share: parameters, and the group that their weights are divided among.
-
-    Args:
-        options: of Transformer Engine's layers; those that are of its kernels change no shape.
-    """
+    """What the layers share: parameters, and the group that their weights are divided among."""
 
     layer_norm_weight: Tensor
     layer_norm_bias: Tensor | None
@@ -101,14 +100,9 @@ class _Layer(nn.Module):
 
 
 class Linear(_Layer):
-    """A linear layer, whose weight may be divided.
+    """A linear layer; ``parallel_mode``, ``"column"`` or ``"row"``, divides its weight.
 
-    Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        parallel_mode: ``"column"``, ``"row"`` or None.
-        return_bias: whether the bias is returned rather than added.
-        options: of `_Layer`.
+    With ``return_bias`` the bias is returned rather than added.
     """
 
     weight: Tensor
@@ -138,15 +132,7 @@ class Linear(_Layer):
 
 
 class LayerNormLinear(Linear):
-    """A norm and a linear layer.
-
-    Args:
-        in_features: width of the input.
-        out_features: width of the output.
-        eps: of the norm.
-        return_layernorm_output: whether the norm's output is returned too.
-        options: of `Linear`; ``normalization`` is ``"LayerNorm"`` or ``"RMSNorm"``.
-    """
+    """A norm, ``"LayerNorm"`` or ``"RMSNorm"``, and a linear layer."""
 
     def __init__(
         self,
@@ -171,18 +157,7 @@ class LayerNormLinear(Linear):
 
 
 class LayerNormMLP(_Layer):
-    """A norm and two linear layers.
-
-    Args:
-        hidden_size: width of input and output.
-        ffn_hidden_size: width between.
-        eps: of the norm.
-        activation: between the layers; gated ones double the width of the first.
-        return_bias: whether the last bias is returned rather than added.
-        return_layernorm_output: whether the norm's output is returned too.
-        set_parallel_mode: whether the weights are divided.
-        options: of `_Layer`.
-    """
+    """A norm and two linear layers, which ``set_parallel_mode`` divides; a gated activation doubles the first."""
 
     fc1_weight: Tensor
     fc1_bias: Tensor | None
@@ -231,17 +206,7 @@ class LayerNormMLP(_Layer):
 
 
 class DotProductAttention(nn.Module):
-    """Attention.
-
-    Args:
-        num_attention_heads: heads of the queries.
-        kv_channels: width of a head, or of a key's and a value's.
-        attention_dropout: the part of the weights that is dropped.
-        qkv_format: ``"sbhd"`` or ``"bshd"``.
-        attn_mask_type: ``"causal"`` and its kin, else all is seen.
-        softmax_scale: of the scores.
-        options: of the kernels; ``tp_size`` divides the heads.
-    """
+    """Attention of ``"sbhd"`` or ``"bshd"``; causal if ``attn_mask_type`` says so, else all is seen."""
 
     def __init__(
         self,
@@ -273,21 +238,7 @@ class DotProductAttention(nn.Module):
 
 
 class MultiheadAttention(nn.Module):
-    """Self-attention with a norm before it.
-
-    Args:
-        hidden_size: width of input and output.
-        num_attention_heads: heads of the queries.
-        kv_channels: width of a head; None for an equal part of the width.
-        num_gqa_groups: heads of keys and values; None for those of the queries.
-        attention_dropout: the part of the weights that is dropped.
-        layernorm_epsilon: of the norm.
-        input_layernorm: whether there is one.
-        attn_mask_type: as in `DotProductAttention`.
-        qkv_format: likewise.
-        set_parallel_mode: whether the weights are divided.
-        options: of `_Layer`.
-    """
+    """Self-attention, with a norm before it if ``input_layernorm``."""
 
     def __init__(
         self,
@@ -334,22 +285,7 @@ class MultiheadAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """A layer of a decoder: attention and an MLP, each with a norm before it and a residual around it.
-
-    Args:
-        hidden_size: width.
-        ffn_hidden_size: width within the MLP.
-        num_attention_heads: heads of the queries.
-        num_gqa_groups: heads of keys and values; None for those of the queries.
-        layernorm_epsilon: of the norms.
-        hidden_dropout: the part of each output that is dropped.
-        attention_dropout: the part of the weights that is dropped.
-        kv_channels: width of a head.
-        self_attn_mask_type: as in `DotProductAttention`.
-        attn_input_format: likewise.
-        activation: of the MLP.
-        options: of `_Layer`; ``set_parallel_mode`` divides the weights.
-    """
+    """A layer of a decoder: attention and an MLP, each with a norm before it and a residual around it."""
 
     def __init__(
         self,

@@ -113,15 +113,7 @@ def profiler_step() -> None:
 
 
 class SwiGLU(nn.Module):
-    """The gated layer of Llama: ``w3(silu(w1 x) * w2 x)``.
-
-    Args:
-        in_features: width of the input.
-        hidden_features: width of each half.
-        out_features: width of the output; None for that of the input.
-        bias: whether the linear layers have one.
-        _pack_weights: whether the first two are one layer, ``w12``.
-    """
+    """The gated layer of Llama: ``w3(silu(w1 x) * w2 x)``; the first two may be one layer, ``w12``."""
 
     def __init__(
         self,
