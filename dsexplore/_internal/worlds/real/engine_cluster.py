@@ -17,13 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.interrupts import once_interrupted, uninterrupted
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_ranks
 from dsexplore._internal.worlds.real.engine_process import EngineCell
 from dsexplore._internal.worlds.real.messages import Cell, CellReport
 from dsexplore._internal.worlds.real.rank_outcome import RankOutcome, unpacked
-from dsexplore._internal.worlds.real.rank_world import GRACE, CellRun, OnOutput, group_options, merge_cell
+from dsexplore._internal.worlds.real.rank_world import (
+    GRACE,
+    CellRun,
+    OnOutput,
+    group_options,
+    interruptible,
+    merge_cell,
+)
 from dsexplore._internal.worlds.world_settings import resolve
 
 LOOK = 0.02
@@ -277,22 +283,13 @@ class EngineCluster:
         except UsageError:
             self._interrupt([rank for rank in chosen if rank.answer is not None and not rank.answer.ready()])
             raise
-        interrupt: KeyboardInterrupt | None = None
-        try:
-            self._wait(chosen, began + timeout, on_output)
-        except KeyboardInterrupt as error:
-            interrupt = error
-        try:
-            with uninterrupted() if interrupt is None else once_interrupted():
-                first = next((rank.rank for rank in chosen if rank.has_failed), None)
-                self._interrupt([rank for rank in chosen if not rank.answer.ready()])
-                run = self._collect(chosen, began, first, is_all=ranks is None)
-        except KeyboardInterrupt as error:  # it came while the run was finished
-            interrupt = error
-        if interrupt is not None:
-            interrupt.run = run  # type: ignore[attr-defined]
-            raise interrupt
-        return run
+
+        def finish(_first_failure: int | None, _is_interrupted: bool) -> CellRun:
+            first = next((rank.rank for rank in chosen if rank.has_failed), None)
+            self._interrupt([rank for rank in chosen if not rank.answer.ready()])
+            return self._collect(chosen, began, first, is_all=ranks is None)
+
+        return interruptible(lambda: self._wait(chosen, began + timeout, on_output), finish)
 
     def _start(self, rank: EngineRank, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function on an engine, without waiting for it.

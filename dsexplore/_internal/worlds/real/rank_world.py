@@ -11,10 +11,8 @@ Requirements on this module:
 
 from __future__ import annotations
 
-import os
 import pickle
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +32,10 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_count, format_ranks
 from dsexplore._internal.user_warnings import warn
-from dsexplore._internal.worlds.real.messages import Cell, CellReport, RankJob
+from dsexplore._internal.worlds.real.messages import Cell, CellReport
 from dsexplore._internal.worlds.real.rank_handle import RankHandle, wait_for_all
 from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
-from dsexplore._internal.worlds.real.run_ranks import DEFAULTS, RanksRun, Reason, rendezvous
+from dsexplore._internal.worlds.real.run_ranks import RanksRun, Reason, job_of_rank, rendezvous
 from dsexplore._internal.worlds.real.server_handle import server
 from dsexplore._internal.worlds.world_settings import resolve
 
@@ -109,18 +107,8 @@ class RankWorld:
             variables = self._exit.enter_context(rendezvous(self.size))
             self._exit.callback(self._end_ranks)
             for rank in range(self.size):
-                rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                job = RankJob(
-                    rank=rank,
-                    world_size=self.size,
-                    program=b"",
-                    backend=self.backend,
-                    group_timeout=GROUP_TIMEOUT,
-                    environment={**DEFAULTS, **os.environ, **variables, **rank_variables},
-                    directory=str(Path.cwd()),
-                    path=tuple(sys.path),
-                    mesh=self.mesh,
-                )
+                group = self.backend, GROUP_TIMEOUT, self.mesh
+                job = job_of_rank(b"", rank, self.size, variables, *group)
                 self._ranks.append(RankHandle(rank, job, keep=KEPT_OUTPUT))
         except BaseException:
             self.close()
@@ -162,27 +150,21 @@ class RankWorld:
         self._check_alive()
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="dsexplore-cell-") as folder:
-            first_failure, interrupt = None, None
-            try:
+
+            def wait() -> int | None:
                 for rank in chosen:
-                    with suppress(OSError):  # it has died: seen below
+                    with suppress(OSError):  # it has died: `_finish` sees it
                         rank.begin(replace(cell, save=folder))
-                first_failure = wait_for_all(chosen, began + timeout, GRACE, lambda: on_output(chosen))
-            except KeyboardInterrupt as error:
-                interrupt = error
-            try:
-                with uninterrupted() if interrupt is None else once_interrupted():
-                    if interrupt is not None:
-                        interrupt_cell([rank for rank in chosen if rank.status is None])
-                    run = self._finish(
-                        chosen, folder, began, first_failure, is_all=ranks is None, stopped=interrupt is not None
-                    )
-            except KeyboardInterrupt as error:  # it came while the run was finished
-                interrupt = error
-            if interrupt is not None:
-                interrupt.run = run  # type: ignore[attr-defined]
-                raise interrupt
-        return run
+                return wait_for_all(chosen, began + timeout, GRACE, lambda: on_output(chosen))
+
+            def finish(first_failure: int | None, is_interrupted: bool) -> CellRun:
+                if is_interrupted:
+                    interrupt_cell([rank for rank in chosen if rank.status is None])
+                return self._finish(
+                    chosen, folder, began, first_failure, is_all=ranks is None, is_interrupted=is_interrupted
+                )
+
+            return interruptible(wait, finish)
 
     def _check_alive(self) -> None:
         gone = [rank for rank in self._ranks if rank.is_over]
@@ -205,7 +187,7 @@ class RankWorld:
         first_failure: int | None,
         *,
         is_all: bool,
-        stopped: bool,
+        is_interrupted: bool,
     ) -> CellRun:
         """Return the outcome of a run, and close the world if its ranks cannot continue."""
         for rank in chosen:
@@ -215,7 +197,7 @@ class RankWorld:
         lost = [rank for rank in chosen if rank.status in ("stuck", "died")]
         parts = [tables for rank in chosen if (tables := trace_of(rank, folder)) is not None]
         tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen], shares_clock=True)
-        why = "interrupted" if stopped and hung else _why_closed(chosen, tables)
+        why = "interrupted" if is_interrupted and hung else _why_closed(chosen, tables)
         outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
         reason: Reason = "failed" if first_failure is not None else "timeout" if hung else "done"
         return CellRun(
@@ -236,6 +218,33 @@ class RankWorld:
         outcomes = tuple(rank.end(wait=0) for rank in chosen)
         self.close()
         return outcomes
+
+
+def interruptible(wait: Callable[[], int | None], finish: Callable[[int | None, bool], CellRun]) -> CellRun:
+    """Wait for a cell and finish it, also after Ctrl-C, which comes to nothing while it is finished.
+
+    Args:
+        wait: returns the rank that failed first, once the cell has ended or is to be ended; None if none failed.
+        finish: called with that rank, and whether Ctrl-C came; ends the ranks that still run.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; its ``run`` is what `finish` returned.
+    """
+    first_failure: int | None = None
+    interrupt: KeyboardInterrupt | None = None
+    try:
+        first_failure = wait()
+    except KeyboardInterrupt as error:
+        interrupt = error
+    try:
+        with uninterrupted() if interrupt is None else once_interrupted():
+            run = finish(first_failure, interrupt is not None)
+    except KeyboardInterrupt as error:  # it came while the run was finished
+        interrupt = error
+    if interrupt is not None:
+        interrupt.run = run  # type: ignore[attr-defined]
+        raise interrupt
+    return run
 
 
 def group_options(backend: str, mesh: str) -> str:

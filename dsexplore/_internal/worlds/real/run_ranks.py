@@ -90,7 +90,7 @@ def run_ranks(
         stack.callback(run.close)
         for rank in range(world_size):
             variables = {**launcher_variables, **(environment or {})}
-            job = _job(packed, rank, world_size, variables, backend=backend, group_timeout=group_timeout)
+            job = job_of_rank(packed, rank, world_size, variables, backend=backend, group_timeout=group_timeout)
             run.add(RankHandle(rank, job, on_line))
         return run.until_over(timeout, grace)
 
@@ -125,22 +125,32 @@ def run_in_turn(
         stack.callback(run.close)
 
         def start(index: int) -> RankHandle:
-            job = _job(pack_program(program, arguments[index], None), 0, 1, launcher_variables)
+            job = job_of_rank(pack_program(program, arguments[index], None), 0, 1, launcher_variables)
             return RankHandle(index, job, on_line)
 
         run.in_turn(map(start, range(len(arguments))), together, on_end)
 
 
-def _job(
+def job_of_rank(
     packed: bytes,
     rank: int,
     world_size: int,
     variables: Mapping[str, str],
-    *,
     backend: str | None = None,
     group_timeout: float = 30.0,
+    mesh: str = "",
 ) -> RankJob:
-    """Build the job of a rank with the caller's environment, directory and path, and more environment variables."""
+    """Return the job of a rank in the caller's environment, directory and path; arguments are fields of `RankJob`.
+
+    Args:
+        packed: the program; empty for a rank that runs cells.
+        rank: number of the rank.
+        world_size: number of ranks.
+        variables: environment variables beside the caller's: those of `rendezvous`, and more.
+        backend: see `RankJob`.
+        group_timeout: likewise.
+        mesh: likewise.
+    """
     rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     return RankJob(
         rank=rank,
@@ -151,6 +161,7 @@ def _job(
         environment={**DEFAULTS, **os.environ, **rank_variables, **variables},
         directory=str(os.getcwd()),  # noqa: PTH109 - a string is what travels
         path=tuple(sys.path),
+        mesh=mesh,
     )
 
 
