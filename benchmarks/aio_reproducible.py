@@ -49,7 +49,7 @@ def run_sweeps(args: argparse.Namespace) -> list[SweepResult]:
             print(result.disk.label)
         results.append(result)
         print(f"sweep {seed + 1}, {result.elapsed:.0f} s, {format_bytes(result.bytes_written)} written: {best.config}")
-        print(f"  {best.sentence()}\n  tied: {'; '.join(map(str, best.tied))}", flush=True)
+        print(f"  {best.verdict()}\n  tied: {'; '.join(map(str, best.tied))}", flush=True)
     return results
 
 

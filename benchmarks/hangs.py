@@ -50,7 +50,7 @@ def lines_of(case: Case) -> set[int]:
 def judged(case: Case, report: HangReport) -> Verdict:
     """Compare a report with what is right."""
     named = report.culprits or report.suspects
-    lines = {int(line.rpartition(":")[2]) for line in report.lines.values() if line.rpartition(":")[2].isdigit()}
+    lines = {int(line.rpartition(":")[2]) for line in report.sources.values() if line.rpartition(":")[2].isdigit()}
     return Verdict(
         case,
         report,
@@ -77,7 +77,7 @@ def row(verdict: Verdict) -> str:
     named = ",".join(map(str, report.culprits)) or (
         f"({','.join(map(str, report.suspects))})" if report.suspects else "-"
     )
-    lines = ",".join(sorted({line.rpartition(":")[2] for line in report.lines.values()})) or "-"
+    lines = ",".join(sorted({line.rpartition(":")[2] for line in report.sources.values()})) or "-"
     marks = " ".join("yes" if right else "NO " for right in (verdict.rank, verdict.line, verdict.reason))
     return f"{case.name:44} {named:10} {lines:8} {report.reason:22} {len(verdict.innocents):9} {marks}"
 
@@ -101,7 +101,7 @@ def main() -> None:
             continue
         print(row(verdicts[-1]), flush=True)
         if options.sentences:
-            print(f"    {verdicts[-1].report.sentence}", flush=True)
+            print(f"    {verdicts[-1].report.verdict()}", flush=True)
     print_totals(verdicts, time.monotonic() - began)
 
 

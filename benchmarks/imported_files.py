@@ -210,7 +210,7 @@ def main() -> None:
             lines.append(f"{text}, wrong by {wrong:.1f} µs; goal ≤ {RESIDUAL_GOAL_US} µs{missed}")
     print("\n".join(lines))
     print(f"{len(trace):,} collectives, residual of clocks at most {max(trace.info.clock_residuals):,} ns")
-    print(report.sentence)
+    print(report.verdict())
     if any("MISSED" in each for each in lines):
         raise SystemExit("a goal was missed")
 

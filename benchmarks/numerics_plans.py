@@ -60,12 +60,12 @@ def main() -> None:
         places, reasons = places + place, reasons + reason
         verdict = f"place {'ok' if place else 'WRONG'}, reason {'ok' if reason else 'WRONG'}"
         print(
-            f"{plan.reason:18} {plan.name:28} {seconds:4.1f} s  {verdict}  {report.sentence} {plan.source}", flush=True
+            f"{plan.reason:18} {plan.name:28} {seconds:4.1f} s  {verdict}  {report.verdict()} {plan.source}", flush=True
         )
     for plan in right:
         report, seconds = compared(plan)
         alarms += not report.same
-        print(f"{'right':18} {plan.name:28} {seconds:4.1f} s  {report.sentence}", flush=True)
+        print(f"{'right':18} {plan.name:28} {seconds:4.1f} s  {report.verdict()}", flush=True)
     print(f"place right in {places}, reason right in {reasons} of {len(wrong)}; {alarms} alarms in {len(right)} plans")
 
 

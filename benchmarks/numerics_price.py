@@ -112,7 +112,7 @@ def main() -> None:
     report = dsexplore.compare_numerics(reference, parallel, mesh="tp=4", world_size=4, steps=1)
     seconds, own = time.perf_counter() - began, time.process_time() - cpu
     print(f"one comparison on 4 ranks: {seconds:.1f} s, {own:.1f} s of it CPU of this process (at most 10 s)")
-    print(report.sentence)
+    print(report.verdict())
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def load(folder: str) -> None:
     began = time.process_time()
     trace = dsexplore.load(folder)
     loaded = time.process_time() - began
-    headline, skew = str(trace.headline()), trace.skew().sentence
+    headline, skew = str(trace.headline()), trace.skew().verdict()
     asked = time.process_time() - began - loaded
     gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     files = list(Path(folder).iterdir())

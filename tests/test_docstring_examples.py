@@ -74,10 +74,10 @@ def public_functions() -> dict[str, Any]:
 
 def public_methods(name: str) -> dict[str, Any]:
     """Return the methods of a class that `docs/public_interface.md` lists, but for torch's, and those of all views."""
-    names = re.search(rf"^\| `{name}` \| (.*) \|$", INTERFACE, re.MULTILINE)
+    names = re.search(rf"^\| `{name}` \| [^|]+ \| (.*) \|$", INTERFACE, re.MULTILINE)
     assert names is not None
-    methods = [method for method in re.findall(r"`(\w+)`", names[1]) if method not in vars(Displayable)]
-    values = {method: function_of(inspect.getattr_static(class_of(name), method, None)) for method in methods}
+    methods = {"to_frame", *re.findall(r"`(\w+)`", names[1])} - vars(Displayable).keys()
+    values = {method: function_of(inspect.getattr_static(class_of(name), method, None)) for method in sorted(methods)}
     return {
         method: value
         for method, value in values.items()

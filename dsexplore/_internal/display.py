@@ -1,4 +1,4 @@
-"""`Displayable`: the base class of objects that display themselves in notebooks, as a page, a figure, or an explorer.
+"""`Displayable`: the base class of objects that display themselves in notebooks; `Result`: one with a conclusion.
 
 How an object looks is decided in ``views``, which imports the classes that it shows. Lower floors reach it
 through this module alone, which looks up the view of an object's type when the object is shown. The options of
@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from dsexplore._internal.signatures import names_arguments_of_methods, refuse_unknown
 
 if TYPE_CHECKING:
+    import polars
     from plotly.graph_objects import Figure
 
     from dsexplore._internal.views.view import View
     from dsexplore._internal.views.widgets.live import LiveBox, LiveView
 
-Result = TypeVar("Result", covariant=True)
+Returned = TypeVar("Returned", covariant=True)
 
 
-class OptionsOfView(Generic[Result]):
+class OptionsOfView(Generic[Returned]):
     """A method that accepts the options of a method of the object's view, with its signature and documentation.
 
     Args:
@@ -35,22 +36,22 @@ class OptionsOfView(Generic[Result]):
         method: called with the object, its own arguments, and the options by name.
     """
 
-    def __init__(self, of_view: str, method: Callable[..., Result]) -> None:
+    def __init__(self, of_view: str, method: Callable[..., Returned]) -> None:
         self._of_view = of_view
         self.method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, shown: object | None, owner: type) -> Callable[..., Result]:
+    def __get__(self, shown: object | None, owner: type) -> Callable[..., Returned]:
         bound = _add_options_of_view(self.method, self._of_view, owner)
         return bound if shown is None else MethodType(bound, shown)
 
 
-def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], OptionsOfView[Result]]:
+def _options_of_view(of_view: str) -> Callable[[Callable[..., Returned]], OptionsOfView[Returned]]:
     return lambda method: OptionsOfView(of_view, method)
 
 
 @cache
-def _add_options_of_view(method: Callable[..., Result], of_view: str, kind: type) -> Callable[..., Result]:
+def _add_options_of_view(method: Callable[..., Returned], of_view: str, kind: type) -> Callable[..., Returned]:
     """Return `method` with the signature that it has for objects of class `kind`; unchanged if `kind` has no view."""
     from dsexplore._internal.views import view_class
 
@@ -64,7 +65,7 @@ def _add_options_of_view(method: Callable[..., Result], of_view: str, kind: type
     options = list(signature(its).parameters.values())[1:]  # without self
     names = [parameter.name for parameter in (*parameters, *options)][1:]
 
-    def call(self: Displayable, *arguments: Any, **given: Any) -> Result:
+    def call(self: Displayable, *arguments: Any, **given: Any) -> Returned:
         if len(arguments) > len(names):
             raise TypeError(f"{method.__name__}() takes {len(names)} arguments at most, not {len(arguments)}")
         refuse_unknown(call, (self, *arguments), given)
@@ -114,6 +115,22 @@ class Displayable:
         view: Any = _view(self)
         explorer: LiveView | LiveBox = view.explore(**options)
         return explorer
+
+
+class Result(Displayable):
+    """What an analysis or a measurement concludes. Its numbers are fields, with their units."""
+
+    def verdict(self) -> str:
+        """Return the conclusion in one sentence."""
+        raise NotImplementedError
+
+    def lines(self) -> list[str]:
+        """Return the verdict, then its reasons, its limits, and what to change."""
+        return [self.verdict()]
+
+    def to_frame(self) -> polars.DataFrame:
+        """Return the result as a table."""
+        raise NotImplementedError
 
 
 def plain_text(shown: Displayable) -> str:

@@ -315,7 +315,7 @@ def _mismatches(run: CellRun) -> list[str]:
     if run.trace is None or "failed" not in run.trace.events["state"]:
         return []
     report = explain_trace(run.trace)
-    return [report.sentence] if report.reason.startswith("other ") else []
+    return [report.verdict()] if report.reason.startswith("other ") else []
 
 
 def hang_sentences(run: CellRun) -> list[str]:
@@ -325,7 +325,7 @@ def hang_sentences(run: CellRun) -> list[str]:
     stacks = {outcome.rank: outcome.stack for outcome in run.outcomes if outcome.stack}
     report = explain_trace(run.trace, stacks, {outcome.rank: _end(outcome) for outcome in run.outcomes}, stood="")
     says_nothing = report.reason == "none" or (report.reason == "unknown" and report.waiting.is_empty())
-    return [] if says_nothing else [report.sentence]
+    return [] if says_nothing else [report.verdict()]
 
 
 def stack_texts(run: CellRun) -> list[str]:

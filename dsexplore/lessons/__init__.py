@@ -1,9 +1,9 @@
 """Lessons on distributed training: simulated ranks judge the exercises. The notebooks are in `notebooks/lessons`."""
 
 from dsexplore._internal.lessons.lesson import LESSONS, Lesson, open_lesson
-from dsexplore._internal.lessons.requirement import Verdict
+from dsexplore._internal.lessons.requirement import ExerciseResult
 
-__all__ = ["LESSONS", "Lesson", "Verdict", "open_lesson"]
+__all__ = ["LESSONS", "ExerciseResult", "Lesson", "open_lesson"]
 
 
 def __dir__() -> list[str]:

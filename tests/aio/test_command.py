@@ -300,7 +300,7 @@ def test_two_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[
     for row, line in zip(rows, lines[3:7], strict=True):
         assert line.startswith(row["operation"])
         assert line.split()[-3:] == [f"{row['gb_s']:.2f}", f"{row['other_gb_s']:.2f}", f"{row['ratio']:.3f}"]
-    assert lines[-1] == f"{names[1]}: {other.best().sentence()}"
+    assert lines[-1] == f"{names[1]}: {other.best().verdict()}"
     sized = replace(other, conditions=replace(other.conditions, size=8 << 30))
     sized.save(tmp_path / "b.json")
     assert run_command("--compare", *names) == 0

@@ -56,7 +56,7 @@ def test_a_small_disk_is_swept(loop_disk: Path) -> None:
     assert result.disk.filesystem == "ext4"
     assert result.disk.mount == str(loop_disk)
     assert result.disk.kind == "loop"
-    assert "is a loop device, whose data may come from the page cache" in result.best().sentence()
+    assert "is a loop device, whose data may come from the page cache" in result.best().verdict()
     assert result.best().config == AioConfig()
     assert [entry.name for entry in loop_disk.iterdir()] == ["lost+found"]
 
@@ -65,7 +65,7 @@ def test_tmpfs_is_swept_and_named(mounted: Callable[..., Path]) -> None:
     point = mounted("size=40m")
     result = sweep(point, "16MiB", 0.8, block_size=[1 << 18])
     assert what(result).startswith("tmpfs on tmpfs (memory, page cache)")
-    assert "these files live in memory" in result.best().sentence()
+    assert "these files live in memory" in result.best().verdict()
     assert result.best().config == AioConfig()
     assert list(point.iterdir()) == []
 
@@ -277,7 +277,7 @@ def test_a_filesystem_without_direct_io(tmp_path: Path, monkeypatch: pytest.Monk
     assert "the filesystem refuses" in str(result.disk.why_buffered)
     in_memory = "these files live in memory, so no disk was measured"
     otherwise = "the page cache was measured, not the disk, since the filesystem refuses"
-    assert (in_memory if result.disk.kind == "memory" else otherwise) in result.best().sentence()
+    assert (in_memory if result.disk.kind == "memory" else otherwise) in result.best().verdict()
     assert result.best().config == AioConfig()
 
 

@@ -55,7 +55,7 @@ def main(count: int = 20, first: int = 0) -> int:
         named = [found.rank for found in skew.late_ranks if late is not None or found.late >= LEAST]
         is_wrong = named != ([] if late is None else [late])
         wrong += is_wrong
-        print(f"{'WRONG ' if is_wrong else ''}{seed}: {ranks} ranks, {how}: {skew.sentence}", flush=True)
+        print(f"{'WRONG ' if is_wrong else ''}{seed}: {ranks} ranks, {how}: {skew.verdict()}", flush=True)
     print(f"{count} programs, {wrong} wrong")
     return 1 if wrong else 0
 

@@ -160,7 +160,7 @@ def is_right(program: Program) -> bool:
 def main(count: int) -> int:
     wrong = [program for program in map(drawn, range(count)) if not is_right(program)]
     for program in wrong:
-        print(program, Skew(program.trace()).sentence, sep="\n  ")
+        print(program, Skew(program.trace()).verdict(), sep="\n  ")
     print(f"{count:,} programs, {len(wrong)} wrong")
     return 1 if wrong else 0
 

@@ -118,7 +118,7 @@ def test_only_start_up_nothing_on_the_wire_and_nothing_at_all() -> None:
     assert said(trace_of(row(0, phase="start-up"))) == ["Start-up sends 1.5 KiB per rank; no step was recorded."]
     assert said(trace_of(row(0, group_size=1, wire_bytes=0))) == ["A step puts nothing on the wire."]
     assert said(dsexplore.Trace()) == []
-    assert dsexplore.Trace().headline()._repr_mimebundle_()["text/plain"] == "Nothing is sent."
+    assert dsexplore.Trace().headline().verdict() == "Nothing is sent: the program called no collective."
     assert said(trace_of(row(0, phase="other", owner="")))[0].startswith("The program sends 1.5 KiB")
 
 

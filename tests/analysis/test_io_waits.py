@@ -47,7 +47,7 @@ def test_waits_are_summed_by_module_and_are_means_over_ranks() -> None:
 def test_the_late_ranks_reason_is_said(op: str, what: str) -> None:
     waits = [(1, op, "", i * 1000 + 10, i * 1000 + 195) for i in range(6)]
     waits += [(0, op, "", i * 1000 - 20, i * 1000 - 15) for i in range(6)]
-    sentence = Trace(with_waits(late_second(), waits)).skew().sentence
+    sentence = Trace(with_waits(late_second(), waits)).skew().verdict()
     assert sentence.startswith("Rank 1 arrives 200 ms late at 6 of 6 all_reduces")
     assert f"Before that it stands still for {what} for 185 ms, the others for 5 ms (medians)." in sentence
 
@@ -59,7 +59,7 @@ def test_collectives_that_follow_one_another_are_late_for_one_reason() -> None:
     number = pl.col("seq").cast(pl.Int32) // 4  # two collectives on two ranks
     tables = replace(tables, events=tables.events.with_columns(step=number))
     waits: list[Wait] = [(1, "input", "", i * 1000 + 10, i * 1000 + 195) for i in range(6)]
-    sentence = Trace(with_waits(tables, waits)).skew().sentence
+    sentence = Trace(with_waits(tables, waits)).skew().verdict()
     assert "at 12 of 12" in sentence
     assert "Before that it stands still for input for 185 ms, the others hardly (medians)." in sentence
 
@@ -67,12 +67,12 @@ def test_collectives_that_follow_one_another_are_late_for_one_reason() -> None:
 def test_what_all_ranks_wait_for_makes_none_late() -> None:
     waits = [(1, "input", "", i * 1000 + 10, i * 1000 + 195) for i in range(6)]
     waits += [(0, "input", "", i * 1000 - 190, i * 1000 - 5) for i in range(6)]
-    assert "stands still" not in Trace(with_waits(late_second(), waits)).skew().sentence
+    assert "stands still" not in Trace(with_waits(late_second(), waits)).skew().verdict()
 
 
 def test_without_waits_nothing_is_said() -> None:
     assert io_sentence(late_second()) == ""
-    assert "stands still" not in Trace(late_second()).skew().sentence
+    assert "stands still" not in Trace(late_second()).skew().verdict()
 
 
 PROGRAM = """
@@ -96,7 +96,7 @@ with dsexplore.commtrace(save=folder) as trace:
 def test_a_real_rank_whose_input_is_slow(tmp_path: Path) -> None:
     dsexplore.run_ranks(PROGRAM, 2, namespace={"folder": str(tmp_path)}, timeout=240).check()
     trace = dsexplore.load(tmp_path)
-    sentence = trace.skew().sentence
+    sentence = trace.skew().verdict()
     assert "Rank 1 arrives" in sentence
     assert "Before that it stands still for input for " in sentence
     assert trace.timeline().lanes == ("rank 0", "rank 0 · stands still", "rank 1", "rank 1 · stands still")

@@ -83,11 +83,11 @@ def test_it_concludes_what_both_send_and_how_long_measured_steps_take() -> None:
         {"start": 0, "end": 1_000_000, "wire_bytes": 1024},
         {"seq": 1, "start": 1_000_000, "end": 3_000_000, "wire_bytes": 512},
     )
-    assert one.diff(two).timeline().verdict == (
+    assert one.diff(two).timeline().verdict() == (
         "In this step A sends 1 KiB on the wire in 1 collective, B 1.5 KiB on the wire in 2 collectives (+50 %); "
         "all that is drawn takes 2 ms in A, 3 ms in B."
     )
-    assert "takes" not in one.diff(trace_of({})).timeline().verdict
+    assert "takes" not in one.diff(trace_of({})).timeline().verdict()
     unknown = trace_of({"wire_bytes": None})
-    assert one.diff(unknown).timeline().verdict.endswith("B size unknown on the wire in 1 collective.")
-    assert Trace().diff(Trace()).timeline().verdict == ""
+    assert one.diff(unknown).timeline().verdict().endswith("B size unknown on the wire in 1 collective.")
+    assert Trace().diff(Trace()).timeline().verdict() == "Nothing was sent."

@@ -32,18 +32,18 @@ def test_ranks_that_vary_alone_are_not_late(seed: int, ranks: int, steps: int, m
 
 
 def test_who_is_late_by_how_much_and_since_when_is_said_in_one_sentence() -> None:
-    assert Skew(ONE_OF_FOUR.trace()).sentence == (
+    assert Skew(ONE_OF_FOUR.trace()).verdict() == (
         "Rank 1 arrives 200 ms late at 6 of 6 all_reduces; those transfers take 1.7–3.3 ms."
     )
     later = Program(ranks=4, steps=20, jitter=1e-3, late_rank=3, late_by=0.1, late_from=7)
-    assert Skew(later.trace()).sentence.startswith("Rank 3 arrives 100 ms late at 13 of 20 all_reduces, since step 7;")
+    assert Skew(later.trace()).verdict().startswith("Rank 3 arrives 100 ms late at 13 of 20 all_reduces, since step 7;")
     unmarked = later.trace()
     unmarked = replace(unmarked, events=unmarked.events.with_columns(step=pl.lit(0, pl.Int32)))
-    assert "late at 13 of 20 all_reduces, since number 8;" in Skew(unmarked).sentence
+    assert "late at 13 of 20 all_reduces, since number 8;" in Skew(unmarked).verdict()
     varying = replace(ONE_OF_FOUR, how_late="by other times each time", steps=12)
-    assert "Rank 1 arrives 110–260 ms late at 12 of 12 all_reduces;" in Skew(varying.trace()).sentence
+    assert "Rank 1 arrives 110–260 ms late at 12 of 12 all_reduces;" in Skew(varying.trace()).verdict()
     nobody = replace(ONE_OF_FOUR, late_rank=None)
-    assert Skew(nobody.trace()).sentence.startswith("No rank comes late again and again: ranks start a collective ")
+    assert Skew(nobody.trace()).verdict().startswith("No rank comes late again and again: ranks start a collective ")
 
 
 def test_a_rank_that_is_held_up_in_its_pair_is_not_late_itself() -> None:
@@ -71,7 +71,7 @@ def test_two_late_ranks_are_both_named() -> None:
 
 def test_one_long_pause_is_named_where_it_cost_much_of_the_time() -> None:
     paused = replace(ONE_OF_FOUR, steps=8, late_from=7)
-    assert Skew(paused.trace()).sentence.startswith("Rank 1 arrives 200 ms late at 1 of 8 all_reduces, since step 7;")
+    assert Skew(paused.trace()).verdict().startswith("Rank 1 arrives 200 ms late at 1 of 8 all_reduces, since step 7;")
     short = replace(paused, late_by=0.02)
     assert Skew(short.trace()).late_ranks == ()
 
@@ -79,7 +79,7 @@ def test_one_long_pause_is_named_where_it_cost_much_of_the_time() -> None:
 def test_the_headline_begins_with_it_and_the_findings_have_it() -> None:
     trace = Trace(ONE_OF_FOUR.trace())
     first = trace.headline().sentences[0]
-    assert (first.about, first.text) == ("skew", trace.skew().sentence)
+    assert (first.about, first.text) == ("skew", trace.skew().verdict())
     assert len(trace.headline().trace(0)) == 24
     (finding,) = trace.findings()
     assert (finding.rule, finding.source, finding.module, finding.count) == ("late_rank", "train.py:7", "Net", 1.0)
@@ -99,11 +99,11 @@ def test_without_times_there_is_nobody_to_name() -> None:
 
     with dsexplore.simulate(2), dsexplore.commtrace() as trace:
         dist.all_reduce(torch.ones(1))
-    assert trace.skew().sentence.startswith("A simulated trace has no times, so it does not show who is late: ")
+    assert trace.skew().verdict().startswith("A simulated trace has no times, so it does not show who is late: ")
     assert trace.skew().to_frame().is_empty()
     alone = Trace(ONE_OF_FOUR.trace()).where(rank=0)
-    assert alone.skew().sentence.startswith("No collective was measured on two ranks")
-    assert dsexplore.Trace().skew().sentence == "The trace has no times, so it does not show who is late."
+    assert alone.skew().verdict().startswith("No collective was measured on two ranks")
+    assert dsexplore.Trace().skew().verdict() == "The trace has no times, so it does not show who is late."
 
 
 def test_collectives_behind_the_first_that_ranks_called_otherwise_are_not_compared() -> None:

@@ -18,5 +18,5 @@ def test_the_first_value_that_is_not_finite_is_named_with_module_and_rank(value:
     first = first_non_finite(after)
     assert first is not None
     assert (first.module, first.phase, first.ranks, first.value) == ("Llama.layers.1", "forward", (1,), word)
-    assert f"B: The first {word} is in forward of step 0, Llama.layers.1" in difference(run({}), after).sentence
+    assert f"B: The first {word} is in forward of step 0, Llama.layers.1" in difference(run({}), after).lines()[1]
     assert first_non_finite(run({})) is None

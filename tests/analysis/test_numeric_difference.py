@@ -27,7 +27,7 @@ def difference(before: pl.DataFrame, after: pl.DataFrame) -> NumericDifference:
 def test_equal_runs_have_the_same_bits() -> None:
     found = difference(run({}, {"rank": 1}), run({}, {"rank": 1}))
     assert (found.same, found.same_bits, found.first) == (True, True, None)
-    assert found.sentence == "The same bits: all summaries of 1 tensor agree on each rank."
+    assert found.verdict() == "The same bits: all summaries of 1 tensor agree on each rank."
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_the_first_tensor_is_named_with_its_rank_and_what_it_looks_like(change: 
     before, after = run({}, {"rank": 1}, tail), run({}, {"rank": 1, **change}, {**tail, "norm": 9.0})
     found = difference(before, after)
     assert not found.same
-    assert found.sentence == f"The values part first in forward of step 0, layers.0, in its output on rank 1: {looks}."
+    assert found.verdict() == f"The values part first in forward of step 0, layers.0, in its output on rank 1: {looks}."
 
 
 def test_rounding_is_no_difference_but_is_said() -> None:
     found = difference(run({}), run({"norm": 8.0 + 8e-6, "hash": 8}))
     assert found.same
     assert not found.same_bits
-    assert found.sentence.startswith("The same but for rounding: bits differ first in forward of step 0, layers.0")
+    assert found.verdict().startswith("The same but for rounding: bits differ first in forward of step 0, layers.0")
 
 
 @pytest.mark.parametrize(("norm", "same"), [(1.0001e-4, True), (3e-4, False)])
@@ -76,8 +76,8 @@ def test_other_plans_are_compared_by_whole_tensors(parts: list[dict[str, Any]]) 
     wrong = run(*({**part, "norm": 2 * part.get("norm", 8.0)} for part in parts))
     found = difference(run({}), wrong)
     assert not found.same
-    assert "2 times as much" in found.sentence
-    assert "on rank" not in found.sentence
+    assert "2 times as much" in found.verdict()
+    assert "on rank" not in found.verdict()
 
 
 def test_a_part_of_a_sum_inside_a_module_that_is_right_is_no_difference() -> None:

@@ -74,7 +74,7 @@ def test_equal_programs_differ_in_nothing_however_many_ranks_and_steps_were_reco
     assert difference(one, many).to_frame(unchanged=True).height == 2
     assert dict(difference(one, many).to_frame().schema) == COLUMNS
     assert len(one.diff(many)) == 2  # the rows of the diff itself are sums
-    assert "both send the same" in repr(difference(one, many))
+    assert "Both communicate the same" in repr(difference(one, many))
 
 
 def test_a_rank_counts_as_often_as_it_stands_for_others() -> None:

@@ -187,7 +187,9 @@ def check_hang(folder: Path, why: str) -> None:
     assert "in hang" in (folder / stack_file(0)).read_text()
     report = dsexplore.explain_hang(folder)
     assert (report.culprits, report.reason) == ((1,), "ended")
-    assert report.sentence.startswith("rank 1 ended its block: rank 0 waits for it in all_reduce (test_early_saves.py:")
+    assert report.verdict().startswith(
+        "rank 1 ended its block: rank 0 waits for it in all_reduce (test_early_saves.py:"
+    )
     assert "in hang" in report.stacks[0]
     merged = dsexplore.load(folder)
     assert not any("left no trace" in note for note in merged.info.notes)
@@ -254,8 +256,8 @@ def test_a_call_that_does_not_return_until_others_come_is_part_of_the_record(tmp
     assert dsexplore.load(kept / rank_file(0)).events["state"].to_list() == ["scheduled"]
     report = dsexplore.explain_hang(kept)
     assert (report.culprits, report.reason) == ((1,), "outside a collective")
-    assert report.sentence.startswith("rank 1 did not come: rank 0 waits for it in barrier (test_early_saves.py:")
-    assert report.lines[1].startswith("waiting.py:")
+    assert report.verdict().startswith("rank 1 did not come: rank 0 waits for it in barrier (test_early_saves.py:")
+    assert report.sources[1].startswith("waiting.py:")
     assert dsexplore.load(folder).events["state"].to_list() == ["completed", "completed"]
 
 

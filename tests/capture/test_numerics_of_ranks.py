@@ -74,7 +74,7 @@ def test_a_plan_on_two_ranks_has_the_numbers_of_one_process(program: Any, axis: 
     trace = recorded(program, axis, tmp_path)
     assert trace.numerics["rank"].unique().sort().to_list() == [0, 1]
     found = alone().diff(trace).numerics()
-    assert found.same, found.sentence
+    assert found.same, found.verdict()
     assert not found.by_rank
     assert found.to_frame().filter(pl.col("phase") == "gradient").height
 
@@ -84,8 +84,8 @@ def test_a_program_run_twice_has_the_same_bits_and_another_has_not(tmp_path: Pat
     assert first.diff(again).numerics().same_bits
     wrong = recorded(with_a_nan, "tp", tmp_path / "wrong")
     found = first.diff(wrong).numerics()
-    assert "B: The first NaN is in forward of step 0" in found.sentence
-    assert "layers.1.norm_2, in its output, on rank 1." in found.sentence
+    assert "B: The first NaN is in forward of step 0" in found.verdict()
+    assert "layers.1.norm_2, in its output, on rank 1." in found.verdict()
 
 
 def test_gradients_that_are_summed_are_told_from_the_mean(tmp_path: Path) -> None:
@@ -93,4 +93,4 @@ def test_gradients_that_are_summed_are_told_from_the_mean(tmp_path: Path) -> Non
     assert not found.same
     assert found.first is not None
     assert found.first["phase"] == "gradient"
-    assert "2 times as much" in found.sentence
+    assert "2 times as much" in found.verdict()

@@ -259,7 +259,7 @@ def test_the_log_as_text_writes_units_and_groups(capsys: pytest.CaptureFixture[s
         "op          layer           group    ranks    message  count  total ms  mean ms   algbw     busbw",
         "all_gather  dsexplore.comm  4 ranks      4  976.6 KiB      2     1.000    0.500  2 GB/s  1.5 GB/s",
     ]
-    assert str(CommsLogger().summary()) == CommsLogger().summary().text() == "nothing was logged"
+    assert str(CommsLogger().summary()) == CommsLogger().summary().table_text() == "Nothing was logged."
 
 
 def the_trace() -> Any:

@@ -210,7 +210,7 @@ def test_the_mean_of_a_slice_is_that_of_all_its_calls() -> None:
 def test_the_table_and_the_lines_say_the_spread() -> None:
     point = SweepPoint("all_reduce", 1024, False, (1e-3, 3e-3), 60, 0, (258e-6, 300e-6))
     disturbed = CommSweep(CONDITIONS, [point])
-    *_, row = disturbed.table("all_reduce").splitlines()
+    *_, row = disturbed.to_nccl_tests("all_reduce").splitlines()
     assert row.split()[5] == "2000.00"
     assert row.endswith("  # 258.00 to 3000.00")
     assert "Means are up to 7.8 times the quiet times" in str(disturbed)
@@ -251,21 +251,21 @@ def test_a_row_of_nccl_tests_with_a_wrong_field_is_left_out_and_said(tmp_path: P
 
 
 def test_the_table_is_that_of_nccl_tests() -> None:
-    lines = small().table("all_reduce").splitlines()
+    lines = small().to_nccl_tests("all_reduce").splitlines()
     measured = "time algbw busbw #wrong"
     assert " ".join(lines[1].split()) == f"# size count type redop root {measured} {measured} # quiet to slowest round"
     measured = "16118 66.62 116.58 0"
     assert " ".join(lines[-1].split()) == f"1073741824 268435456 float sum -1 {measured} {measured} # 4029.40 to 36265"
     assert {line.index("  # ") for line in lines[3:]} == {lines[1].index("  # ")}
     long, longer = (
-        CommSweep(CONDITIONS, [SweepPoint("all_reduce", 8, False, (seconds,), 1, None)]).table("all_reduce")
+        CommSweep(CONDITIONS, [SweepPoint("all_reduce", 8, False, (seconds,), 1, None)]).to_nccl_tests("all_reduce")
         for seconds in (9.99994e-3, 1e-2)
     )
     assert " 9999.94 " in long
     assert " 10000 " in longer
-    assert " 33554432 " in small().table("all_gather")  # elements per rank
+    assert " 33554432 " in small().to_nccl_tests("all_gather")  # elements per rank
     with pytest.raises(UsageError, match="op 'send' was not measured: there is all_reduce, all_gather"):
-        small().table("send")
+        small().to_nccl_tests("send")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_the_table_is_that_of_nccl_tests() -> None:
 def test_the_table_names_types_and_counts_elements_as_nccl_tests(dtype: torch.dtype, name: str, elements: Any) -> None:
     """By torch's names, and by those in a file of nccl-tests."""
     for each in (str(dtype).removeprefix("torch."), name):
-        table = CommSweep(replace(CONDITIONS, dtype=each), small().points).table("all_reduce")
+        table = CommSweep(replace(CONDITIONS, dtype=each), small().points).to_nccl_tests("all_reduce")
         assert table.splitlines()[3].split()[:3] == ["1024", str(elements), name]
 
 
@@ -309,7 +309,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
 def test_its_own_table_can_be_read(tmp_path: Path) -> None:
     ranks = "\n".join(f"#  Rank  {r} Group  0 Pid  1 on  node0 device  {r} [0000:19:00] GPU" for r in range(8))
     path = tmp_path / "out.txt"
-    path.write_text(f"{ranks}\n{small().table('all_reduce')}\n", encoding="utf-8")
+    path.write_text(f"{ranks}\n{small().to_nccl_tests('all_reduce')}\n", encoding="utf-8")
     read = read_nccl_tests(path, op="all_reduce")
     assert read.conditions.ranks == 8
     printed = [p.seconds for p in small().of("all_reduce")]

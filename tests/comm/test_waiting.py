@@ -87,7 +87,7 @@ def test_waiting_is_what_a_rank_took_beyond_the_last_to_arrive() -> None:
 
 def test_a_log_of_one_rank_has_nobody_to_be_compared_with() -> None:
     skew = skew_of(logged(("all_reduce", 8, 1.0)))
-    assert skew.sentence.startswith("No collective was measured on two ranks")
+    assert skew.verdict().startswith("No collective was measured on two ranks")
     assert skew.to_frame().is_empty()
 
 
@@ -163,14 +163,14 @@ def test_each_line_has_what_was_waited_in_its_own_calls() -> None:
         ("b", 64, 1, 0.0, [0]),
         ("mine alone", 8, 1, None, None),
     ]
-    assert [line.rsplit("  ", 2)[1:] for line in summary.text().splitlines()] == [
+    assert [line.rsplit("  ", 2)[1:] for line in summary.table_text().splitlines()] == [
         ["waiting", "late ranks"],
         ["2 ms", "rank 0 in 1, rank 1 in 1"],
         ["0 s", "rank 0 in 1"],
         ["0 s", "rank 0 in 1"],
         ["–", "–"],
     ]
-    assert "waiting" not in CommsSummary(mine).text()
+    assert "waiting" not in CommsSummary(mine).table_text()
 
 
 def test_calls_of_unequal_sizes_are_beside_the_line_of_the_ranks_own_size() -> None:

@@ -147,9 +147,7 @@ def test_more_memory_never_turns_a_verdict_for_the_worse(
     cluster, order = Cluster.load(name), ("does not fit", "fits barely", "fits")
     least = programs[0].predict(cluster).memory.least
     verdicts = [
-        order.index(
-            programs[0].predict(replace(cluster, memory=replace(cluster.memory, size=least * part))).memory.verdict
-        )
+        order.index(programs[0].predict(replace(cluster, memory=replace(cluster.memory, size=least * part))).memory.fit)
         for part in sorted((one, other))
     ]
     assert verdicts == sorted(verdicts)

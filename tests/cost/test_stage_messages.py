@@ -159,7 +159,7 @@ def test_both_keys_list_a_pipelines_gaps_last(recorded: dict[str, Trace]) -> Non
 def test_the_timeline_of_a_pipelines_ranks_concludes_how_long_its_stages_wait(recorded: dict[str, Trace]) -> None:
     timeline = recorded["1F1B"].timeline()
     shown = timeline._repr_mimebundle_()
-    said = recorded["1F1B"].timeline(lanes="stage").verdict
+    said = recorded["1F1B"].timeline(lanes="stage").verdict()
     assert timeline.order == "rounds"
     assert said in shown["text/plain"]
     assert said in unescape(shown["text/html"]).replace("\N{NO-BREAK SPACE}", " ")

@@ -62,8 +62,8 @@ FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", 
 )
 def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
     report = compared(plan.reference, plan.parallel, plan.mesh)
-    assert report.same, report.sentence
-    assert report.sentence.startswith("The same numbers")
+    assert report.same, report.verdict()
+    assert report.verdict().startswith("The same numbers")
     assert (report.module, report.phase, report.ranks, report.reason) == (None, None, (), None)
     parameters = report.to_frame().filter(pl.col("compared") & pl.col("phase").is_in(["gradient", "optimizer"]))
     assert parameters["same"].all()
@@ -83,7 +83,7 @@ def test_the_place_and_the_reason_of_a_fault_are_named(plan: WrongPlan) -> None:
     report = compared(plan.reference, plan.parallel, plan.mesh, steps=1)
     assert report.module in plan.places
     assert (report.phase, report.reason, report.step) == (plan.phase, plan.reason, 0)
-    assert report.change in report.sentence
+    assert report.change in report.verdict()
 
 
 def test_draws_of_later_steps_are_compared() -> None:
@@ -131,7 +131,7 @@ def of_fresh_data() -> Trained:
 def test_a_reference_that_draws_anew_in_each_run_is_said_to_and_no_plan_is_blamed() -> None:
     report = compared(of_fresh_data, megatron, "tp=2", steps=1)
     assert (report.same, report.phase, report.ranks, report.reason) == (False, "forward", (), None)
-    assert report.sentence.startswith("The reference itself differs between two runs: in forward of step 0")
+    assert report.verdict().startswith("The reference itself differs between two runs: in forward of step 0")
 
 
 class FreshDropout(torch.nn.Module):
@@ -148,7 +148,7 @@ def dropped_anew(mesh: DeviceMesh | None = None) -> Trained:
 
 def test_a_reference_whose_dropout_draws_anew_is_said_to() -> None:
     report = compared(dropped_anew, dropped_anew, "tp=2", steps=1)
-    assert report.sentence.startswith(
+    assert report.verdict().startswith(
         "The reference itself differs between two runs: in forward of step 0 dropout in Transformer.norm.1 draws other"
     )
     assert (report.module, report.ranks, report.reason) == ("norm.1", (), None)

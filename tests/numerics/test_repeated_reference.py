@@ -61,7 +61,7 @@ def test_the_report_names_the_place_and_no_rank_and_no_fault_of_the_plan() -> No
         *(False, "layers.1", "forward"),
         *((), None),
     )
-    assert report.sentence.startswith(
+    assert report.verdict().startswith(
         "The reference itself differs between two runs: in forward of step 0 the output of Net.layers.1 differs by 100"
     )
     assert report.to_frame()["same"].to_list() == [True, False]
@@ -74,7 +74,7 @@ def test_initial_weights_that_change_are_named_first() -> None:
     name = changed_weights(first, second)
     assert name == "layers.0.weight"
     report = report_of_reference(first, list(repeated(first, second, SAME)), name, "tp=2", 2)
-    assert "its initial layers.0.weight differs" in report.sentence
+    assert "its initial layers.0.weight differs" in report.verdict()
     assert report.module == "layers.0"
 
 
@@ -90,4 +90,4 @@ def test_draws_that_change_are_named(seed: int) -> None:
         first = run(WHOLE)
         frame = report_of_reference(first, list(repeated(first, run(WHOLE), SAME)), "w", "tp=2", 2).to_frame()
         report = report_of_draws(first, draw, frame, "tp=2", 2)
-        assert "dropout in Net.drop draws other elements" in report.sentence
+        assert "dropout in Net.drop draws other elements" in report.verdict()

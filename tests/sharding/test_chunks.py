@@ -95,7 +95,7 @@ def test_folded_tables_say_what_the_rank_by_rank_table_says(data, any_plan):
     folded = Counter({row["parameters"]: row["ranks"] for row in memory})
     assert folded == Counter(per_rank[rank] for rank in range(math.prod(mesh.values())))
     assert all(per_rank[row["first_rank"]] == row["parameters"] for row in memory)
-    for row in shown.summary().rows(named=True):
+    for row in shown.by_tensor().rows(named=True):
         sizes = [each["bytes"] for each in rows if each["tensor"] == row["tensor"]]
         assert (row["local_bytes"], row["smallest_bytes"]) == (max(sizes), min(sizes))
         assert row["worst_rank"] == sizes.index(max(sizes))
@@ -119,7 +119,7 @@ def test_nested_borders_count_for_every_coordinate_of_the_outer_axis():
 
 def test_hundred_million_ranks_cost_no_more_than_sixteen():
     shown = sharding((128256, 16384), "_S(0, 8), S(0)", "dp=16777216,tp=8", dtype=torch.bfloat16)
-    (row,) = shown.summary().rows(named=True)
+    (row,) = shown.by_tensor().rows(named=True)
     assert row["local_bytes"] == 16384 * 2
     assert row["empty_ranks"] == 16777216 * 8 - 128256
     assert [r["ranks"] for r in shown.memory().rows(named=True)] == [128256, 16777216 * 8 - 128256]

@@ -66,7 +66,7 @@ def test_a_model_under_tp_and_fsdp_is_shown_on_all_its_axes_from_any_rank(fake):
             for name, parameter in model.named_parameters():
                 assert rows_by_rank(shown, name)[rank]["local_shape"] == list(parameter.to_local().shape)
             frames.append(shown.to_frame())
-            placements = dict(shown.summary().select("tensor", "placements").iter_rows())
+            placements = dict(shown.by_tensor().select("tensor", "placements").iter_rows())
     assert all(frame.equals(frames[0]) for frame in frames)
     assert placements["0.weight"] == "_S(0, 4), S(0)"
     assert placements["3.weight"] == "S(0)"  # on dp alone, and still shown on every rank
@@ -212,7 +212,7 @@ def test_a_model_without_placements_is_whole_on_every_rank():
     assert alone.mesh.size == 1
     many = dsexplore.sharding(nn.Linear(4, 2), mesh="dp=3")
     assert many.memory().rows(named=True)[0]["ranks"] == 3
-    assert many.summary()["copies"].to_list() == [3, 3]
+    assert many.by_tensor()["copies"].to_list() == [3, 3]
     with simulate(6):
         assert dsexplore.sharding(nn.Linear(4, 2)).mesh.size == 6
 
@@ -262,7 +262,7 @@ def test_a_plain_tensor_may_be_given_placements():
 
 def test_no_value_is_read():
     shown = dsexplore.sharding({"meta": torch.empty(4, 4, device="meta"), "plain": torch.ones(2)})
-    assert shown.summary()["bytes"].to_list() == [64, 8]
+    assert shown.by_tensor()["bytes"].to_list() == [64, 8]
 
 
 @pytest.mark.parametrize(

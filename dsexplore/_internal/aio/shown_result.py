@@ -5,21 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.printed import print_result
 
 if TYPE_CHECKING:
-    import polars
-
-
-class _Shown(Protocol):
-    """A result with a view and a table."""
-
-    def to_frame(self) -> polars.DataFrame: ...
-
-    def to_html(self, path: Path) -> Path: ...
+    from dsexplore._internal.display import Result
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +20,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page there")
 
 
-def show(options: argparse.Namespace, measure: Callable[[], _Shown]) -> None:
+def show(options: argparse.Namespace, measure: Callable[[], Result]) -> None:
     """Measure, then print the result and write its page as `options` say.
 
     Raises:
@@ -42,6 +34,6 @@ def show(options: argparse.Namespace, measure: Callable[[], _Shown]) -> None:
         result = measure()
     except OSError as error:
         raise UsageError(str(error)) from error
-    print_result(result.to_frame().write_json() if options.json else plain_text(result))  # type: ignore[arg-type]  # a Displayable
+    print_result(result.to_frame().write_json() if options.json else plain_text(result))
     if options.html is not None:
         result.to_html(options.html)

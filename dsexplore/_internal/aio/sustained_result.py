@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.statistics import median
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _FEWEST = 3
 
 
 @dataclass(frozen=True)
-class SustainedWrites(Displayable):
+class SustainedWrites(Result):
     """Pieces written one after another; made by ``dsexplore.aio.sustained_writes(...)``."""
 
     disk: Disk

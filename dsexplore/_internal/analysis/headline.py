@@ -28,7 +28,7 @@ from dsexplore._internal.analysis.traffic import (
     wire_text,
 )
 from dsexplore._internal.analysis.uneven_sends import most_sent, uneven_sends
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.trace.ends import ENDED_EARLY
 from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS, Phase
@@ -48,6 +48,7 @@ _BESIDE_STEPS: dict[Phase, str] = {
     "no-grad forward": "; forwards without gradients sent {} besides",
     "between steps": "; between steps {} were sent",
 }
+NOTHING = "Nothing is sent: the program called no collective."
 _MOST_AXES = 4
 _MOST_STEPS = 3
 _UNEVEN = 1.25
@@ -70,21 +71,31 @@ class Sentence:
         return self.text
 
 
-class Headline(Displayable):
+class Headline(Result):
     """A summary of what a step sends, in words and by axis."""
 
-    _INTERNAL = frozenset({"events_of", "skew", "steady", "step_events", "tables", "timed_events", "times"})
+    _INTERNAL = frozenset(
+        {"events_of", "sentences", "skew", "steady", "step_events", "tables", "timed_events", "times"}
+    )
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 
     def __repr__(self) -> str:
-        return f"<Headline: {' '.join(str(sentence) for sentence in self.sentences) or 'nothing is sent'}>"
+        return f"<Headline: {' '.join(self.lines())}>"
+
+    def verdict(self) -> str:
+        """Return who is late or where the recording stopped; if neither, what a step sends over each axis."""
+        return self.lines()[0]
+
+    def lines(self) -> list[str]:
+        """Return the verdict; then the largest sender, the largest finding, exposed time, and waits for the disk."""
+        return [sentence.text for sentence in self.sentences] or [NOTHING]
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """At most eight sentences: where the recording stopped, late ranks, experts with uneven traffic, axes, modules,
-        findings, exposed time, and how long the program stands still for its disk and its input."""
+        """At most eight, each with its events: where the recording stopped, late ranks, experts with uneven traffic,
+        axes, modules, findings, exposed time, and how long the program stands still for its disk and its input."""
         events = self.tables.events
         if events.is_empty():
             return tuple(self._io())
@@ -173,7 +184,7 @@ class Headline(Displayable):
         return traffic_by_axis(self._coded, self._timed, self.ranks * self.steps, recorded * self.steps)
 
     def trace(self, index: int) -> Trace:
-        """Return the events of one sentence as a `Trace`."""
+        """Return the events that one of `lines` is about, as a `Trace`."""
         return Trace(replace(self.tables, events=self.tables.events[self.sentences[index].rows.tolist()]))
 
     @cached_property
@@ -223,7 +234,7 @@ class Headline(Displayable):
         """Yield the sentence about late ranks."""
         if self.skew.late_ranks:
             rows = np.unique(np.concatenate([late.rows for late in self.skew.late_ranks]))
-            yield Sentence("skew", self.skew.sentence, rows)
+            yield Sentence("skew", self.skew.verdict(), rows)
 
     def _axes(self) -> Iterator[Sentence]:
         """Yield the sentence about the bytes of a step by axis, and about start-up."""

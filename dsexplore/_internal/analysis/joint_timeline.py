@@ -50,11 +50,11 @@ def joint_timeline(
         lanes=(*(f"A · {lane}" for lane in of_before.lanes), *(f"B · {lane}" for lane in of_after.lanes)),
         marks=marks,
         tables=_joined(*tables),
-        verdict=_verdict(tables, spans if of_before.order == "measured" else None),
+        conclusion=_conclusion(tables, spans if of_before.order == "measured" else None),
     )
 
 
-def _verdict(tables: Sequence[Tables], spans: pl.DataFrame | None) -> str:
+def _conclusion(tables: Sequence[Tables], spans: pl.DataFrame | None) -> str:
     """Return a sentence on what A and B send in the steps that are drawn, and how long measured ones take.
 
     Args:

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import polars as pl
 
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.units import format_count, format_ranks
@@ -93,17 +93,17 @@ which share of these at most."""
 _PHASES = ("no-grad forward", "forward", "backward", "gradient")
 
 
-class NumericDifference(Displayable):
+class NumericDifference(Result):
     """Where the values of two runs part, A before and B after."""
 
     def __init__(self, before: pl.DataFrame, after: pl.DataFrame) -> None:
         self._before, self._after = before, after
 
     def __repr__(self) -> str:
-        return f"<NumericDifference: {self.sentence}>"
+        return f"<NumericDifference: {self}>"
 
     def __str__(self) -> str:
-        return self.sentence
+        return " ".join(self.lines())
 
     def to_frame(self) -> pl.DataFrame:
         """Return one row per tensor that both runs have summarized; columns: `COLUMNS`."""
@@ -154,12 +154,8 @@ class NumericDifference(Displayable):
         """True if all tensors are the same to the bit on each rank."""
         return self.by_rank and bool(self._rows["same_bits"].all())
 
-    @property
-    def sentence(self) -> str:
-        """Where the runs part, or that they do not, in one sentence or two."""
-        return " ".join([self._where(), *self._not_finite()])
-
-    def _where(self) -> str:
+    def verdict(self) -> str:
+        """Return where the runs part, or that they do not."""
         tensors, row = format_count(self._rows.height, "tensor"), self.first
         if self.same_bits:
             return f"The same bits: all summaries of {tensors} agree on each rank."
@@ -174,9 +170,11 @@ class NumericDifference(Displayable):
             return f"The same but for rounding: bits differ first {place}{ranks}; no norm or mean of {tensors} does."
         return f"The values part first {place}{ranks}: {_looks(row)}."
 
-    def _not_finite(self) -> list[str]:
+    def lines(self) -> list[str]:
+        """Return the verdict, and the first value of each run that is not finite."""
         sides = [first_non_finite(side) for side in (self._before, self._after)]
-        return [f"{name}: {note}" for name, note in zip("AB", sides, strict=True) if note is not None]
+        notes = [f"{name}: {note}" for name, note in zip("AB", sides, strict=True) if note is not None]
+        return [self.verdict(), *notes]
 
 
 def numeric_difference(before: Tables, after: Tables) -> NumericDifference:

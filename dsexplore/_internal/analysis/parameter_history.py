@@ -15,10 +15,12 @@ from typing import Any, get_args
 import polars as pl
 
 from dsexplore._internal.analysis.step_timeline import Sizes
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.trace.unknown_sizes import format_sum
+from dsexplore._internal.units import format_count
 
 MOMENTS: dict[str, pl.DataType] = {
     "what": pl.String(),  # placed, gathered, freed, used, gradient reduced, updated
@@ -35,7 +37,7 @@ MOMENTS: dict[str, pl.DataType] = {
 
 
 @dataclass(frozen=True, eq=False)
-class ParameterHistory(Displayable):
+class ParameterHistory(Result):
     """One parameter in one step, as one rank sees it. Shows itself as a picture of its shards and a list of moments."""
 
     _INTERNAL = frozenset({"sizes", "tables"})
@@ -53,6 +55,18 @@ class ParameterHistory(Displayable):
 
     def __repr__(self) -> str:
         return f"<ParameterHistory: {self.name}, {self.moments.height} moments in a step>"
+
+    def verdict(self) -> str:
+        """Return how much a step sends for the parameter, and with how many others it shares that."""
+        sent = self.moments.filter(pl.col("op").fill_null("") != "")
+        if sent.is_empty():
+            return "Nothing is sent for it."
+        sizes = sent[f"{self.sizes}_bytes"]
+        size = format_sum(int(sizes.sum()), sizes.null_count())
+        words = "on the wire" if self.sizes == "wire" else "in messages"
+        together = int(sent["with_parameters"].max() or 1)  # type: ignore[arg-type]  # of integers
+        shared = f", shared with up to {format_count(together - 1, 'other parameter')}" if together > 1 else ""
+        return f"For this parameter a step sends {size} {words} in {format_count(sent.height, 'collective')}{shared}."
 
     def to_frame(self) -> pl.DataFrame:
         """Return the moments as a polars frame; columns: `MOMENTS`."""

@@ -16,7 +16,7 @@ from dsexplore._internal.analysis.findings.finding import Findings
 from dsexplore._internal.analysis.headline import Headline
 from dsexplore._internal.analysis.numeric_difference import NumericDifference
 from dsexplore._internal.analysis.traffic import listed, purpose_of
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.trace.diff import KEYS
 from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
@@ -29,6 +29,7 @@ COLUMNS: dict[str, pl.DataType] = {
     **{f"{size}_{side}": pl.Float64() for size in SIZES for side in ("before", "after")},
 }
 """Columns of `PlanDifference.to_frame`; per rank and step, for start-up per rank."""
+SAME = "Both communicate the same."
 _MOST_AXES = 4
 _DIGITS = 3
 """Decimals that numbers are rounded to, so that equal sums of other ranks compare equal."""
@@ -48,8 +49,10 @@ class DifferenceSentence:
         return self.text
 
 
-class PlanDifference(Displayable):
+class PlanDifference(Result):
     """The difference of two traces: bytes that B sends more or less than A, per rank and step."""
+
+    _INTERNAL = frozenset({"sentences"})
 
     def __init__(self, before: Tables, after: Tables) -> None:
         self.before = Headline(before)
@@ -57,8 +60,15 @@ class PlanDifference(Displayable):
         self._numerics = before.numerics, after.numerics
 
     def __repr__(self) -> str:
-        said = " ".join(map(str, self.sentences))
-        return f"<PlanDifference: {said or 'both send the same'}>"
+        return f"<PlanDifference: {' '.join(self.lines())}>"
+
+    def verdict(self) -> str:
+        """Return how much more or less B sends than A, by axis."""
+        return self.lines()[0]
+
+    def lines(self) -> list[str]:
+        """Return the verdict; then the module that changes most, findings of one trace alone, time, and values."""
+        return [sentence.text for sentence in self.sentences] or [SAME]
 
     @cached_property
     def sentences(self) -> tuple[DifferenceSentence, ...]:
@@ -112,7 +122,7 @@ class PlanDifference(Displayable):
     def _values(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about where the values of both runs part."""
         if all(numerics.height for numerics in self._numerics):
-            yield DifferenceSentence("values", NumericDifference(*self._numerics).sentence)
+            yield DifferenceSentence("values", " ".join(NumericDifference(*self._numerics).lines()))
 
     def _axes(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about the change of bytes, in total and by axis, and of the number of collectives."""

@@ -19,7 +19,7 @@ import polars as pl
 from dsexplore._internal.analysis.arrivals import arrivals
 from dsexplore._internal.analysis.io_waits import reason_of_lateness
 from dsexplore._internal.analysis.late_ranks import LateRank, late_ranks
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace import measured_time
 from dsexplore._internal.trace.tables import Tables
@@ -53,7 +53,7 @@ _NAMED = 2
 """Late ranks in the sentence."""
 
 
-class Skew(Displayable):
+class Skew(Result):
     """Who came late to the collectives of a trace, for how long the others waited, and what the transfers took.
 
     Args:
@@ -66,7 +66,7 @@ class Skew(Displayable):
         self.tables = tables
 
     def __repr__(self) -> str:
-        return f"<Skew: {self.sentence}>"
+        return f"<Skew: {self.verdict()}>"
 
     @cached_property
     def arrivals(self) -> pl.DataFrame:
@@ -83,9 +83,16 @@ class Skew(Displayable):
         """True if the trace has times."""
         return self.tables.events.height > 0 and measured_time.is_timed(self.tables.events)
 
+    def verdict(self) -> str:
+        """Return who is late, by how much and since when, and what the transfer takes; or why that is unknown."""
+        return self._verdict
+
+    def lines(self) -> list[str]:
+        """Return the verdict, then the notes of the trace."""
+        return [self._verdict, *self.tables.info.notes]
+
     @cached_property
-    def sentence(self) -> str:
-        """Who is late, by how much and since when, and what the transfer takes; or why that is unknown."""
+    def _verdict(self) -> str:
         if self.tables.info.simulated:
             return (
                 "A simulated trace has no times, so it does not show who is late: record real ranks, with "

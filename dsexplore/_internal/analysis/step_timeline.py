@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 
 import polars as pl
 
-from dsexplore._internal.analysis.io_waits import io_sentence
+from dsexplore._internal.analysis import timeline_verdict
 from dsexplore._internal.analysis.waiting_order import rounds
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace import measured_time, schema
 from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS
@@ -69,7 +69,7 @@ _MOST_IN_ROUNDS = 300_000
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline(Displayable):
+class Timeline(Result):
     """Spans in lanes. Shows itself as a drawing; ``.explore()`` zooms, brushes and follows the keyboard.
 
     Examples:
@@ -81,7 +81,7 @@ class Timeline(Displayable):
         ('all_reduce', 'barrier')
     """
 
-    _INTERNAL = frozenset({"has_busy_lane", "held", "tables", "ties"})
+    _INTERNAL = frozenset({"conclusion", "has_busy_lane", "held", "tables", "ties"})
 
     spans: pl.DataFrame
     """Columns: `SPANS`; sorted by begin."""
@@ -98,8 +98,8 @@ class Timeline(Displayable):
     """The bytes that the spans have."""
     ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
     """Messages from one lane to another. Columns: `TIES`."""
-    verdict: str = ""
-    """The sentence that the drawing shows, such as how large the bubble of a pipeline is."""
+    conclusion: str = ""
+    """What whoever made it concludes, such as how large the bubble of a pipeline is; empty: see `verdict`."""
     note: str = ""
     """The text beside the key: what letters or times stand for."""
     held: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HELD))
@@ -112,6 +112,14 @@ class Timeline(Displayable):
         of = f" on {axes} axes" if axes > 1 else ""
         ranks = format_count(len(self.tables.info.ranks), "rank")
         return f"<Timeline of {what}{of}, {ranks}, {_TIMES[self.order]}>"
+
+    def verdict(self) -> str:
+        """Return who is late, which time is exposed, what the longest chain is, or which lane sends most."""
+        return self.conclusion or timeline_verdict.verdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the verdict, and the note on what letters or times stand for."""
+        return [self.verdict(), *filter(None, [self.note])]
 
     @property
     def has_busy_lane(self) -> bool:
@@ -191,13 +199,12 @@ def timeline_of(
         .sort("begin", maintain_order=True)
     )
     marks = axes_by_bytes(events) if color_by == "axis" else _sorted_names(spans["mark"], color_by)
-    said = ""
     if tables.io.height and (order == "measured" or events.is_empty()):
-        order, said = "measured", io_sentence(tables)
+        order = "measured"
         spans, further = _add_io(spans, tables, several)
         marks = (*marks, *further)
     ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
-    return Timeline(spans, _sorted_names(spans["lane"], lanes), marks, order, color_by, tables, sizes, ties, said)
+    return Timeline(spans, _sorted_names(spans["lane"], lanes), marks, order, color_by, tables, sizes, ties)
 
 
 def _add_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:

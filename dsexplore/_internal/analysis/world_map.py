@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore._internal.analysis import world_map_text
 from dsexplore._internal.analysis.link_flows import (
     BETWEEN,
     FLOW,
@@ -31,7 +32,7 @@ from dsexplore._internal.analysis.link_flows import (
 )
 from dsexplore._internal.analysis.running_times import FlowSeconds, RunningTimes, measured_times
 from dsexplore._internal.analysis.step_timeline import Sizes
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import parse_mesh
 from dsexplore._internal.trace.steps import in_steps
@@ -67,7 +68,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class WorldMap(Displayable):
+class WorldMap(Result):
     """The ranks of a world by node, and what the recorded ones send to each. Shows itself as a drawing."""
 
     _INTERNAL = frozenset(
@@ -114,6 +115,14 @@ class WorldMap(Displayable):
 
     def __repr__(self) -> str:
         return f"<WorldMap: {self.extent}>"
+
+    def verdict(self) -> str:
+        """Return what goes over links inside a node and between nodes, per rank and step."""
+        return world_map_text.verdict(self)
+
+    def lines(self) -> list[str]:
+        """Return the verdict, a line per axis and level of link, and what is unknown or how seconds are counted."""
+        return world_map_text.lines(self)
 
     @cached_property
     def links(self) -> pl.DataFrame:

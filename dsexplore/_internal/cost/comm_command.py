@@ -158,7 +158,7 @@ def _launched(chosen: dict[str, Any]) -> CommSweep | None:
 def _print(measured: CommSweep) -> None:
     for op in measured.ops:
         print(f"# {op}")
-        print(measured.table(op))
+        print(measured.to_nccl_tests(op))
     print(measured)
 
 

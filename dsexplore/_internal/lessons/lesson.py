@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.lessons.requirement import Answer, Exercise, Verdict
+from dsexplore._internal.lessons.requirement import Answer, Exercise, ExerciseResult
 from dsexplore._internal.near_names import argument_meant
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.tracebacks import frames_where
@@ -41,11 +41,11 @@ class Lesson:
         return "\n".join([self.title, *tasks])
 
     @names_arguments
-    def check(self, exercise: str, answer: Answer) -> Verdict:
+    def check(self, exercise: str, answer: Answer) -> ExerciseResult:
         """Play an answer on simulated ranks and say which requirements it meets.
 
-        Requirements are checked in order, up to the first that is not met; the verdict has a word on what to change
-        for that one. An answer that raises meets none further.
+        Requirements are checked in order, up to the first that is not met; the result says what to change for
+        that one. An answer that raises meets none further.
 
         Args:
             exercise: a name of `exercises`.
@@ -70,11 +70,11 @@ class Lesson:
             for requirement in self.exercises[exercise].requirements(answer):
                 if not requirement.met:
                     met.pop(requirement.says, None)  # another rank has met it
-                    return Verdict(exercise, tuple(met), requirement.says, requirement.word)
+                    return ExerciseResult(exercise, tuple(met), requirement.says, requirement.word)
                 met[requirement.says] = None
         except Exception as error:
-            return Verdict(exercise, tuple(met), "it runs on every rank", _what_happened(error, answer))
-        return Verdict(exercise, tuple(met))
+            return ExerciseResult(exercise, tuple(met), "it runs on every rank", _what_happened(error, answer))
+        return ExerciseResult(exercise, tuple(met))
 
 
 def open_lesson(name: str) -> Lesson:

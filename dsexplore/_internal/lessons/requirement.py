@@ -1,7 +1,7 @@
-"""What an exercise requires of an answer, and the verdict on one.
+"""What an exercise requires of an answer, and the result of checking one.
 
 An exercise is a generator: it plays the answer, and yields one `Requirement` after another, each with a word that helps
-whoever does not meet it. The verdict ends at the first that is not met, so later ones may rely on it.
+whoever does not meet it. Checking ends at the first that is not met, so later ones may rely on it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Exercise:
 
 
 @dataclass(frozen=True, repr=False)
-class Verdict:
-    """What simulated ranks say of an answer; it prints as a list of what is met, and the word on what is not."""
+class ExerciseResult:
+    """What simulated ranks say of an answer; it prints as its lines."""
 
     exercise: str
     met: tuple[str, ...]
@@ -52,9 +52,17 @@ class Verdict:
         """True if every requirement is met."""
         return not self.unmet
 
+    def verdict(self) -> str:
+        """Return whether the answer meets every requirement."""
+        return f"{self.exercise}: {'solved' if self.passed else 'not yet'}"
+
+    def lines(self) -> list[str]:
+        """Return the verdict, each requirement that is met, the first that is not, and what to change for it."""
+        lines = [self.verdict(), *(f"  ✓ {met}" for met in self.met)]
+        return lines if self.passed else [*lines, f"  ✗ {self.unmet}", f"    {self.word}"]
+
     def __repr__(self) -> str:
-        lines = [f"{self.exercise}: {'solved' if self.passed else 'not yet'}", *(f"  ✓ {met}" for met in self.met)]
-        return "\n".join(lines if self.passed else [*lines, f"  ✗ {self.unmet}", f"    {self.word}"])
+        return "\n".join(self.lines())
 
 
 def same_bytes(got: object, wanted: float) -> bool:

@@ -49,5 +49,5 @@ def expect_same_numbers(
         timeout=timeout,
     )
     if not report.same:
-        raise ExpectationError(report.sentence)
+        raise ExpectationError(report.verdict())
     return report

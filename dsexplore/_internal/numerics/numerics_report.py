@@ -8,7 +8,7 @@ from functools import partial
 
 import polars as pl
 
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.numerics.compared_runs import Comparison
 from dsexplore._internal.numerics.difference_map import DifferenceMap, difference_map
 from dsexplore._internal.numerics.first_difference import FirstDifference
@@ -34,13 +34,15 @@ TENSORS: dict[str, pl.DataType] = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class NumericsReport(Displayable):
+class NumericsReport(Result):
     """Whether a plan's numbers are the model's, and where they first part beyond rounding."""
+
+    _INTERNAL = frozenset({"conclusion"})
 
     same: bool
     """True if the gradients of parameters, and what optimizers made of these, differ by no more than rounding."""
-    sentence: str
-    """The result in one sentence or two."""
+    conclusion: str
+    """The text of `verdict`."""
     tensors: pl.DataFrame
     """All tensors that were compared; columns: `TENSORS`."""
     model: str
@@ -68,10 +70,18 @@ class NumericsReport(Displayable):
     """Limits of the comparison."""
 
     def __str__(self) -> str:
-        return self.sentence
+        return self.conclusion
 
     def __repr__(self) -> str:
-        return f"<NumericsReport: {self.sentence}>"
+        return f"<NumericsReport: {self.conclusion}>"
+
+    def verdict(self) -> str:
+        """Return whether the numbers are the same; if not, where they part first, why, and the change to try."""
+        return self.conclusion
+
+    def lines(self) -> list[str]:
+        """Return the verdict, then the limits of the comparison."""
+        return [self.conclusion, *self.notes]
 
     def to_frame(self) -> pl.DataFrame:
         """Return `tensors`, one row per tensor of the reference in program order."""
@@ -95,7 +105,7 @@ def report_of(comparison: Comparison, difference: FirstDifference | None, notes:
         notes=notes,
     )
     if difference is None:
-        return report(same=True, sentence=_same(comparison, model, frame))
+        return report(same=True, conclusion=_same(comparison, model, frame))
     is_parameter = difference.phase in ("gradient", "optimizer") and difference.name != "parameters"
     return report(
         same=False,
@@ -103,7 +113,7 @@ def report_of(comparison: Comparison, difference: FirstDifference | None, notes:
         phase=difference.phase,
         ranks=difference.ranks,
         reason=difference.match.reason if difference.match is not None else None,
-        sentence=f"{_place(comparison, difference, model)} {_looks(difference)}",
+        conclusion=f"{_place(comparison, difference, model)} {_looks(difference)}",
         step=difference.step,
         parameter=difference.name if is_parameter else None,
         change=difference.match.change if difference.match is not None else "",

@@ -99,7 +99,7 @@ def _report(
         same=False,
         module=module,
         phase=phase,
-        sentence=sentence,
+        conclusion=sentence,
         tensors=tensors,
         step=step,
         change=_SEED,

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 import torch
 
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import Mesh
+from dsexplore._internal.sharding import sharding_text
 from dsexplore._internal.sharding.chunks import Range, ranges_text
 from dsexplore._internal.sharding.memory import PARTS, assume, memory_groups
 from dsexplore._internal.sharding.rank_groups import RankGroup, blocks_of, group_blocks
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 2_000_000
 
 
-class Sharding(Displayable):
+class Sharding(Result):
     """Tensors on a mesh; made by ``dsexplore.sharding(...)``.
 
     Attributes:
@@ -70,7 +71,18 @@ class Sharding(Displayable):
         for tensor in self.tensors:
             if name in (tensor.name, *tensor.also):
                 return Sharding(name, self.mesh, [tensor])
-        raise UsageError(f"no tensor {name!r} here: names are in .summary()['tensor']")
+        raise UsageError(f"no tensor {name!r} here: names are in .by_tensor()['tensor']")
+
+    def verdict(self) -> str:
+        """Return how much of the tensor a rank holds; of several tensors, how much memory the rank needs with most."""
+        if len(self) == 1:
+            (tensor,) = self.tensors
+            return sharding_text.verdict_of_tensor(tensor, self.shapes(tensor), self.mesh.size)
+        return sharding_text.verdict_of_model(self.mesh, self.tensors)
+
+    def lines(self) -> list[str]:
+        """Return the verdict, then the notes."""
+        return [self.verdict(), *self.notes]
 
     def redistribute(self, placements: object) -> Redistribution:
         """Return the tensor before and after a redistribute, and the collectives between, with their bytes.
@@ -118,7 +130,7 @@ class Sharding(Displayable):
         if count * len(self) > _MOST_ROWS:
             raise UsageError(
                 f"{len(self):,} tensors on {count:,} ranks are {count * len(self):,} rows: name the ranks, "
-                "to_frame(ranks=range(8)), or use summary() and memory(), which fold equal ranks"
+                "to_frame(ranks=range(8)), or use by_tensor() and memory(), which fold equal ranks"
             )
         rows = self._rows(range(self.mesh.size) if wanted is None else wanted, wanted is None)
         return pl.DataFrame(list(rows), schema=self._schema(), orient="row")
@@ -163,7 +175,7 @@ class Sharding(Displayable):
                     _product(shape) * tensor.dtype.itemsize,
                 )
 
-    def summary(self) -> pl.DataFrame:
+    def by_tensor(self) -> pl.DataFrame:
         """Return a table of what ranks hold, one row per tensor; the cost does not depend on the number of ranks.
 
         Columns: ``tensor``, ``shape``, ``dtype``, ``placements`` and ``mesh`` (its own; empty for a plain tensor),
@@ -171,7 +183,7 @@ class Sharding(Displayable):
         of the rank that holds most, ``worst_rank`` (the first such one), ``smallest_bytes``, ``empty_ranks``.
 
         Examples:
-            >>> sharding.summary().select("tensor", "copies", "local_bytes").rows()
+            >>> sharding.by_tensor().select("tensor", "copies", "local_bytes").rows()
             [('w', 2, 96)]
         """
         row_of: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -179,11 +191,11 @@ class Sharding(Displayable):
         for tensor in self.tensors:
             key = tensor.shape, tensor.dtype, tensor.placements, tensor.axes
             if key not in row_of:
-                row_of[key] = self._summary(tensor)
+                row_of[key] = self._of_tensor(tensor)
             rows.append((tensor.name, *row_of[key]))
-        return pl.DataFrame(rows, schema=_SUMMARY, orient="row")
+        return pl.DataFrame(rows, schema=_BY_TENSOR, orient="row")
 
-    def _summary(self, tensor: PlacedTensor) -> tuple[object, ...]:
+    def _of_tensor(self, tensor: PlacedTensor) -> tuple[object, ...]:
         held = self.shapes(tensor)
         sizes = [_product(group.value) * tensor.dtype.itemsize for group in held]
         most = held[sizes.index(max(sizes))]
@@ -314,7 +326,7 @@ class Sharding(Displayable):
         return offload_cost(self, disk, bytes_per_parameter, parameters, ranks_per_node, step_seconds, tokens)
 
 
-_SUMMARY: dict[str, pl.DataType] = {
+_BY_TENSOR: dict[str, pl.DataType] = {
     "tensor": pl.String(),
     "shape": pl.List(pl.Int64()),
     "dtype": pl.String(),

@@ -7,6 +7,7 @@ torch's own planner determines the steps, on a mesh without process groups. Byte
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import Mesh
 from dsexplore._internal.placement_text import Placement, read, read_all
@@ -23,6 +24,7 @@ from dsexplore._internal.sharding.tensor import PlacedTensor, fit
 from dsexplore._internal.torch_internals.dispatch import without_modes
 from dsexplore._internal.torch_internals.dtensor import mesh_without_groups, plan_redistribution, strided_shard
 from dsexplore._internal.trace.collectives import wire_bytes
+from dsexplore._internal.units import format_bytes, format_count
 
 COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),
@@ -50,7 +52,7 @@ class Step:
     wire_bytes: int
 
 
-class Redistribution(Displayable):
+class Redistribution(Result):
     """A tensor before and after a redistribute, and the steps between them; see `Sharding.redistribute`.
 
     Attributes:
@@ -71,6 +73,15 @@ class Redistribution(Displayable):
     def __repr__(self) -> str:
         ops = [f"{step.op} on {step.axis}" for step in self.steps if step.op]
         return f"<Redistribution of {self.name}: {', '.join(ops) or 'nothing is sent'}>"
+
+    def verdict(self) -> str:
+        """Return which collectives the redistribute needs, and how many bytes they send per rank."""
+        sent = [step for step in self.steps if step.op]
+        if sent:
+            size = format_bytes(sum(step.wire_bytes for step in sent))
+            counts = " and ".join(format_count(count, op) for op, count in Counter(step.op for step in sent).items())
+            return f"{counts}, {size} on the wire per rank."
+        return "Nothing is sent" + (", each rank cuts what it has." if self.steps else ": both are the same.")
 
     def to_frame(self) -> pl.DataFrame:
         """Return one row per step; columns: `COLUMNS`."""

@@ -49,7 +49,7 @@ class Analyses(Displayable):
     def skew(self) -> Skew:
         """Return a `Skew`: which ranks are late to collectives, how long the others wait, how long transfers take.
 
-        It shows itself with a picture. ``.sentence`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
+        It shows itself with a picture. ``.verdict()`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
         per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
         ``"op"`` or ``"group"`` sums of them. A simulated trace has no times, and says so.
 
@@ -92,7 +92,7 @@ class Analyses(Displayable):
         ``.to_frame()`` has the bytes per rank and step by mesh axis, and milliseconds where times were measured.
 
         Examples:
-            >>> print(trace.headline().sentences[0])
+            >>> print(trace.headline().verdict())
             The program sends 1.5 KiB on the wire per rank, all on dp.
         """
         headline: Headline = run_pass("headline", self.tables)

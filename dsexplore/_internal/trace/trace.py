@@ -337,7 +337,7 @@ class TraceDiff(Displayable):
         compare.
 
         Examples:
-            >>> len(diff.headline().sentences)
+            >>> len(diff.headline().lines())
             2
         """
         headline: PlanDifference = run_pass("diff headline", self.before.tables, after=self.after.tables)
@@ -346,7 +346,7 @@ class TraceDiff(Displayable):
     def numerics(self) -> NumericDifference:
         """Return a `analysis.numeric_difference.NumericDifference`: where the values of both runs part.
 
-        ``.sentence`` says it, and ``.to_frame()`` has a row per tensor that both have summarized.
+        ``.verdict()`` says it, and ``.to_frame()`` has a row per tensor that both have summarized.
 
         Raises:
             UsageError: one of them was recorded without ``numerics=True``.

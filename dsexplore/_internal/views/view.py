@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from dsexplore._internal.display import Result
 from dsexplore._internal.views.page import html
 
 
@@ -54,14 +55,6 @@ class PlottedView(View):
         from dsexplore._internal.views.page.still_figure import still_figure
 
         return still_figure(figure)
-
-
-class Result(Protocol):
-    """A result that says what it concludes, see "Where to add" in CONTRIBUTING.md."""
-
-    def verdict(self) -> str: ...
-
-    def lines(self) -> list[str]: ...
 
 
 R = TypeVar("R", bound=Result)

@@ -104,10 +104,10 @@ def test_what_is_expensive() -> None:
 def test_the_sentence_gives_the_span_of_what_scatters() -> None:
     wide = Interval(1.3, 0.9, 1.7, 4)
     best = Best(CONTROL, Interval(1.0, 1.0, 1.0, 4), 1e9, DEEP, wide, (DEEP,), Interval(0.77, 0.6, 1.1, 4))
-    assert best.sentence().startswith(
+    assert best.verdict().startswith(
         f"Keep the default: nothing measured is reliably faster. {DEEP} looks best, +30.0 % (-10.0 to +70.0 %)"
     )
     once = replace(best, fastest_ratio=Interval(1.3, 0.01, 1.7, 2))
-    assert once.sentence().startswith(
+    assert once.verdict().startswith(
         f"Keep the default: nothing measured is reliably faster. {DEEP} looks best, +30.0 % (n 2)"
     )

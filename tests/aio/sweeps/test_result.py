@@ -207,7 +207,7 @@ def test_sweeps_of_other_tensors_are_compared_at_the_sizes_that_both_moved() -> 
 
 def test_text(better: SweepResult) -> None:
     lines = better.lines()
-    assert lines[0] == better.verdict() == better.best().sentence()
+    assert lines[0] == better.verdict() == better.best().verdict()
     assert "read: median 3.08 GB/s (2.86 GiB/s), 3.00–3.15 GB/s, n 4" in lines
     assert "write with fsync: median 788 MB/s (751 MiB/s)" in lines
     assert not [line for line in lines if line.startswith("read with fsync")]

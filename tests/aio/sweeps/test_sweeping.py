@@ -219,7 +219,7 @@ def test_a_sparse_file_is_not_taken_for_a_disk(tmp_path: Path) -> None:
         file.truncate(32 << 20)
     result = sweep(path, **QUICK)  # type: ignore[arg-type]
     assert result.conditions.data_share == pytest.approx(0.25, abs=0.01)
-    assert "75 % of the file are holes or compressed" in result.best().sentence()
+    assert "75 % of the file are holes or compressed" in result.best().verdict()
     assert result.best().config == AioConfig()
 
 

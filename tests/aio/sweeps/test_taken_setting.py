@@ -26,7 +26,7 @@ def test_best(better: SweepResult) -> None:
     assert best.ratio.value == pytest.approx(1.5)
     assert best.default_ratio.value == pytest.approx(1 / 1.5)
     assert best.rate == pytest.approx(mix({"read": 3.075e9, "write": 1.575e9}, 0.5))
-    assert best.sentence() == (
+    assert best.verdict() == (
         "Take 1 MiB × depth 32 × 1 thread, block submit, overlap: +50.0 % over the default (+50.0 to +50.0 %)."
     )
     assert best.fastest_ratio == best.ratio
@@ -39,19 +39,19 @@ def test_an_unsure_gain_is_said_to_be_unsure() -> None:
     assert result.best().config == CONTROL
     assert (
         result.best()
-        .sentence()
+        .verdict()
         .startswith(f"Keep the default: nothing measured is reliably faster. {DEEP} looks best, +31.6 % (")
     )
-    assert "sweep again with more seconds" in result.best().sentence()
+    assert "sweep again with more seconds" in result.best().verdict()
     wild = result_of([{CONTROL: (1.0, 1.0), DEEP: (rate, rate)} for rate in (30.0, 0.5)])
-    assert "looks best, +287.3 % (n 2): sweep again" in wild.best().sentence()
+    assert "looks best, +287.3 % (n 2): sweep again" in wild.best().verdict()
 
 
 def test_one_measurement_is_never_sure() -> None:
     once = result_of([{CONTROL: (1.0, 1.0), DEEP: (16.9, 16.9)}])
     assert once.best().config == CONTROL
     assert once.to_ds_config() == CONTROL.to_ds_config()
-    assert once.best().sentence() == (
+    assert once.best().verdict() == (
         "Keep the default: each setting was measured only once, so give the sweep more seconds. "
         f"{DEEP} looked faster, but may not be."
     )
@@ -103,13 +103,13 @@ def test_the_default_is_kept_when_it_is_as_good() -> None:
     result = result_of([{CONTROL: (2.0, 1.0), DEEP: (2.08, 1.04)}] * 3)
     tied = result.best()
     assert (tied.config, tied.fastest) == (CONTROL, DEEP)
-    assert tied.sentence() == "The default is already within 3.8 % of the best setting found: nothing to gain."
+    assert tied.verdict() == "The default is already within 3.8 % of the best setting found: nothing to gain."
     assert f"Less than 5 % apart, the cheapest first: {CONTROL}; {DEEP}." in result.lines()
 
 
 def test_the_default_may_be_the_fastest() -> None:
     result = result_of([{CONTROL: (2.0, 1.0), DEEP: (1.9, 0.9)}] * 3)
-    assert result.best().sentence() == "The default is the fastest setting found: nothing to gain."
+    assert result.best().verdict() == "The default is the fastest setting found: nothing to gain."
 
 
 def test_finals_alone_decide(better: SweepResult) -> None:

@@ -49,9 +49,9 @@ def test_the_guilty_rank_and_line_are_named_and_no_other(name: str, tmp_path: Pa
     found = report(hang, tmp_path / "dumps")
     assert (found.culprits, found.suspects, found.reason) == (hang.culprits, hang.suspects, hang.reason)
     lines = hang.line if isinstance(hang.line, tuple) else (hang.line,) * len(hang.culprits)
-    of_culprits = [line for rank, line in found.lines.items() if rank in found.culprits]
+    of_culprits = [line for rank, line in found.sources.items() if rank in found.culprits]
     assert of_culprits == [f"/job/train.py:{line}" if line else "" for line in lines]
-    assert found.culprits or found.lines.keys() <= set(found.suspects)
+    assert found.culprits or found.sources.keys() <= set(found.suspects)
 
 
 def _with_fitting_output(call: Collective) -> Collective:
@@ -123,7 +123,7 @@ def test_a_rank_that_died_is_blamed_though_a_call_of_its_own_has_not_ended() -> 
     died = replace(job.ranks[1], end=RankEnd("killed", "was killed by SIGKILL"))
     found = report_of(replace(job, ranks={**job.ranks, 1: died}))
     assert (found.culprits, found.reason) == ((1,), "killed")
-    assert found.sentence.startswith("rank 1 was killed by SIGKILL: ranks 0, 2 wait for it in all_reduce")
+    assert found.verdict().startswith("rank 1 was killed by SIGKILL: ranks 0, 2 wait for it in all_reduce")
 
 
 def test_a_rank_that_its_backend_aborts_in_a_mismatch_is_not_the_reason() -> None:
@@ -165,8 +165,8 @@ def waits_for_a_message(sent: int) -> HangReport:
 def test_of_the_first_message_of_its_kind_nobody_knows_which_end_is_wrong() -> None:
     found = waits_for_a_message(sent=0)
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "other collective")
-    assert "rank 1 waits in recv (train.py:2" in found.sentence
-    assert found.sentence.endswith("the evidence does not say which of them is wrong")
+    assert "rank 1 waits in recv (train.py:2" in found.verdict()
+    assert found.verdict().endswith("the evidence does not say which of them is wrong")
 
 
 def test_a_rank_that_sent_in_earlier_steps_is_the_odd_one_where_it_does_not() -> None:
@@ -192,8 +192,8 @@ def test_a_rank_whose_call_has_ended_on_the_others_is_the_one_that_is_behind(
     said = report_of(job_of(dumps(run(program, 4, stuck=(2, 4)), [world], **kept)))
     assert said.culprits == (2,)
     assert said.reason == "device"
-    assert "ended on ranks 0, 1, 3" in said.sentence
-    assert "collective 4 of group default" in said.sentence
+    assert "ended on ranks 0, 1, 3" in said.verdict()
+    assert "collective 4 of group default" in said.verdict()
 
 
 def test_a_broadcast_that_has_ended_at_its_root_accuses_nobody_who_waits_in_it() -> None:

@@ -53,10 +53,10 @@ def test_what_became_of_a_rank_in_an_earlier_block_is_said_with_its_line(
     explained: Callable[[str], HangReport], then: str, reason: str, line: int, said: str
 ) -> None:
     report = explained(then)
-    assert (report.culprits, report.reason, report.lines) == ((2,), reason, {2: f"<rank cell>:{line}"})
-    assert said in report.sentence
+    assert (report.culprits, report.reason, report.sources) == ((2,), reason, {2: f"<rank cell>:{line}"})
+    assert said in report.verdict()
     verb = "waited" if set(report.waiting["state"]) == {"failed"} else "wait"
-    assert f"ranks 0, 1 {verb} for it in all_reduce (<rank cell>:5, group 0, 32 B), collective 1" in report.sentence
+    assert f"ranks 0, 1 {verb} for it in all_reduce (<rank cell>:5, group 0, 32 B), collective 1" in report.verdict()
     assert EARLIER in report.notes
 
 
@@ -65,14 +65,14 @@ def test_a_rank_that_waits_for_another_in_an_earlier_block_is_not_accused(
 ) -> None:
     report = explained("dist.recv(torch.ones(1), 0)")
     assert (report.culprits, report.suspects, report.reason) == ((), (0, 1, 2), "unknown")
-    assert report.lines[2] == "<rank cell>:7"
-    assert "rank 2 was still in an earlier block, in recv (<rank cell>:7)" in report.sentence
+    assert report.sources[2] == "<rank cell>:7"
+    assert "rank 2 was still in an earlier block, in recv (<rank cell>:7)" in report.verdict()
 
 
 def test_a_rank_that_began_no_later_block_had_ended_the_earlier_one(explained: Callable[[str], HangReport]) -> None:
     report = explained("break")
     assert (report.culprits, report.reason) == ((2,), "did not come")
-    assert "rank 2 had ended an earlier block, and began no later one" in report.sentence
+    assert "rank 2 had ended an earlier block, and began no later one" in report.verdict()
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (0,)])

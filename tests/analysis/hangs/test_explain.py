@@ -38,7 +38,7 @@ def test_the_command_prints_json(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["hang", "--json", "--html", str(page), str(folder)]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["culprits"] == [2]
-    assert read["lines"] == {"2": "/job/train.py:12"}
+    assert read["sources"] == {"2": "/job/train.py:12"}
     assert {row["rank"]: row["waits_for"] for row in read["waiting"]} == {0: [2], 1: [3], 3: [2]}
     assert "Rank 2 did not come" in page.read_text()
 
@@ -57,7 +57,7 @@ def test_a_reader_that_has_gone_is_no_error(folder: Path, tmp_path: Path) -> Non
 
 def test_json_and_pickle_say_the_same(folder: Path, tmp_path: Path) -> None:
     as_json = write(dumps(run(slow_loader, 4), ALL4), tmp_path / "json", "of {} here.txt", as_json=True)
-    assert dsexplore.explain_hang(as_json).sentence == dsexplore.explain_hang(folder).sentence
+    assert dsexplore.explain_hang(as_json).verdict() == dsexplore.explain_hang(folder).verdict()
     assert dsexplore.explain_hang(sorted(folder.iterdir())).culprits == (2,)
 
 
@@ -70,7 +70,7 @@ def test_a_line_that_one_of_the_waiting_ranks_lacks_is_taken_from_another(tmp_pa
     found = dumps(run(program, 4), [WORLD4])
     for entry in found[0]["entries"]:
         entry["frames"] = []
-    sentence = dsexplore.explain_hang(write(found, tmp_path / "dumps")).sentence
+    sentence = dsexplore.explain_hang(write(found, tmp_path / "dumps")).verdict()
     assert "ranks 0–2 wait for it in all_reduce (train.py:20, group default, 2 KiB)" in sentence
 
 
@@ -79,7 +79,7 @@ def test_an_empty_file_is_a_rank_without_evidence(folder: Path) -> None:
     report = dsexplore.explain_hang(folder)
     assert report.culprits == (2,)
     assert report.reason == "did not come"
-    assert "left nothing but an empty file, which does not say where it stopped" in report.sentence
+    assert "left nothing but an empty file, which does not say where it stopped" in report.verdict()
     assert "rank 2 left an empty file" in report.notes
 
 
@@ -120,7 +120,7 @@ def test_nothing_hangs(tmp_path: Path) -> None:
 
     report = dsexplore.explain_hang(write(dumps(run(good, 4), ALL4), tmp_path / "dumps"))
     assert (report.culprits, report.reason) == ((), "none")
-    assert report.sentence == "nothing hangs: no rank waits, all 12 recorded calls ended"
+    assert report.verdict() == "nothing hangs: no rank waits, all 12 recorded calls ended"
     assert report.waiting.is_empty()
 
 
@@ -146,7 +146,7 @@ def test_where_a_rank_left_no_readable_record_it_is_not_said_that_nothing_hangs(
         file.write_bytes(pickle.dumps(content))
     report = dsexplore.explain_hang(folder)
     assert (report.culprits, report.suspects, report.reason) == ((), (2,), "unknown")
-    assert report.sentence == (
+    assert report.verdict() == (
         "all 9 recorded calls of ranks 0, 1, 3 ended; rank 2 left no readable record of calls: "
         "the evidence does not say whether it waits"
     )
@@ -212,7 +212,7 @@ def test_the_dump_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
     earlier = dumps(run(lambda rank: steps(rank, 6), 4), ALL4)
     report = dsexplore.explain_hang(write({**latest, 2: earlier[2]}, tmp_path / "both"))
     alone = dsexplore.explain_hang(write(latest, tmp_path / "alone"))
-    assert (report.culprits, report.sentence) == (alone.culprits, alone.sentence)
+    assert (report.culprits, report.verdict()) == (alone.culprits, alone.verdict())
     assert report.culprits == (2,)
     assert report.notes == (
         "the dump of rank 2 is of an earlier attempt of the job, and left out",
@@ -232,8 +232,8 @@ def test_a_rank_is_behind_that_waits_in_what_its_peers_have_counted_as_completed
         left[rank]["entries"] = [entry for entry in left[rank]["entries"] if entry["process_group"][0] != name]
     report = dsexplore.explain_hang(write(left, tmp_path / "dumps"))
     assert (report.culprits, report.reason) == ((1,), "device")
-    assert "rank 1 waits in all_reduce" in report.sentence
-    assert "which has ended on rank" in report.sentence
+    assert "rank 1 waits in all_reduce" in report.verdict()
+    assert "which has ended on rank" in report.verdict()
 
 
 def test_groups_whose_ranks_no_dump_lists_are_said_to_be_those_that_called_there(tmp_path: Path) -> None:

@@ -41,14 +41,14 @@ DATA = Path(__file__).parent / "data"
 def test_the_culprit_is_named_though_files_are_empty(name: str, culprit: int, reason: str, said: str) -> None:
     found = dsexplore.explain_hang(DATA / f"gloo_{name}")
     assert (found.culprits, found.suspects, found.reason) == ((culprit,), (), reason)
-    assert found.sentence.startswith(said)
+    assert found.verdict().startswith(said)
 
 
 def test_of_one_file_with_content_it_is_said_what_is_there() -> None:
     found = dsexplore.explain_hang(DATA / "gloo_2.15_other")
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1, 2, 3), "unknown")
-    assert found.sentence == (
+    assert found.verdict() == (
         "rank 3 waits in broadcast (train.py:22, group 1, 32 B), collective 4 of group 1; ranks 0–2 left nothing but "
         "an empty file, and no file lists the ranks of group 1: the evidence does not say for whom it waits"
     )
-    assert found.lines == {3: "/job/train.py:22"}
+    assert found.sources == {3: "/job/train.py:22"}

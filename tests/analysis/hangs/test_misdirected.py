@@ -45,19 +45,19 @@ def test_the_end_whose_peer_is_not_the_usual_one_is_odd(
     ends = ("running", "running", "ended its block" if third == [BARRIER] else "running")
     found = report(calls(sent, received, third), ends=ends)
     assert (found.culprits, found.suspects, found.reason) == ((odd,), (), "other peer")
-    assert found.lines == {odd: f"train.py:{line}"}
-    assert f"rank 0 waits in send (train.py:1, group 0, rank 0 → {sent[-1]}" in found.sentence
-    assert f"rank 1 waits in recv (train.py:2, group 0, rank {received[-1]} → 1" in found.sentence
-    assert f"rank {sent[-1]} does not receive from rank 0" in found.sentence
-    assert f"rank {received[-1]} does not send to rank 1" in found.sentence
-    assert ("rank 2 waits elsewhere because of that" in found.sentence) == (third != [BARRIER])
+    assert found.sources == {odd: f"train.py:{line}"}
+    assert f"rank 0 waits in send (train.py:1, group 0, rank 0 → {sent[-1]}" in found.verdict()
+    assert f"rank 1 waits in recv (train.py:2, group 0, rank {received[-1]} → 1" in found.verdict()
+    assert f"rank {sent[-1]} does not receive from rank 0" in found.verdict()
+    assert f"rank {received[-1]} does not send to rank 1" in found.verdict()
+    assert ("rank 2 waits elsewhere because of that" in found.verdict()) == (third != [BARRIER])
 
 
 def test_of_a_first_message_nobody_is_accused() -> None:
     found = report(calls((1,), (2,), [BARRIER]), ends=("running", "running", "ended its block"))
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "other peer")
-    assert found.lines == {0: "train.py:1", 1: "train.py:2"}
-    assert "the evidence does not say which of them is wrong" in found.sentence
+    assert found.sources == {0: "train.py:1", 1: "train.py:2"}
+    assert "the evidence does not say which of them is wrong" in found.verdict()
 
 
 def test_a_rank_that_has_not_come_to_its_send_is_what_the_others_wait_for() -> None:

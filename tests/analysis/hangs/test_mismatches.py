@@ -29,8 +29,8 @@ def report(op: str, roots: Sequence[int | None], waiting: Sequence[int]) -> Hang
 @pytest.mark.parametrize("op", ["broadcast", "reduce", "gather", "scatter"])
 def test_the_rank_that_names_another_root_is_the_odd_one_and_no_other(op: str) -> None:
     found = report(op, [0, 0, 2, 0], waiting=[0, 2])
-    assert (found.culprits, found.reason, found.lines) == ((2,), "other root", {2: "train.py:7"})
-    assert ", by root (rank 0 for ranks 0, 1, 3; rank 2 for rank 2); rank 2 is the odd one" in found.sentence
+    assert (found.culprits, found.reason, found.sources) == ((2,), "other root", {2: "train.py:7"})
+    assert ", by root (rank 0 for ranks 0, 1, 3; rank 2 for rank 2); rank 2 is the odd one" in found.verdict()
     sides = found.mismatches.select("field", "ranks", "root").rows()
     assert sides == [("root", [0, 1, 3], 0), ("root", [2], 2)]
     assert "root: rank 2" in found._repr_mimebundle_()["text/html"]
@@ -39,7 +39,7 @@ def test_the_rank_that_names_another_root_is_the_odd_one_and_no_other(op: str) -
 def test_of_two_roots_of_two_ranks_each_the_evidence_says_nothing() -> None:
     found = report("broadcast", [0, 0, 2, 2], waiting=[1, 2])
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1, 2, 3), "other root")
-    assert "by root (rank 0 for ranks 0, 1; rank 2 for ranks 2, 3); the evidence does not say" in found.sentence
+    assert "by root (rank 0 for ranks 0, 1; rank 2 for ranks 2, 3); the evidence does not say" in found.verdict()
 
 
 def test_roots_that_are_not_known_are_not_compared() -> None:

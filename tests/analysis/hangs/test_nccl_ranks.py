@@ -51,4 +51,4 @@ def test_the_rank_that_did_otherwise_is_named(tmp_path: Path, name: str, culprit
         (tmp_path / f"dump_{rank}").write_text(json.dumps(dump))
     report = dsexplore.explain_hang(tmp_path)
     assert report.culprits == (culprit,)
-    assert report.sentence == sentence
+    assert report.verdict() == sentence

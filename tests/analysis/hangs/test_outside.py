@@ -21,7 +21,7 @@ MET_BARRIER = RankEnd.of("raised RuntimeError (Rank 2 successfully reached monit
 def test_a_killed_rank_is_what_ranks_that_poll_wait_for() -> None:
     found = report_of(job(at(16), at(16), "", rank2=KILLED))
     assert (found.culprits, found.suspects, found.reason) == ((2,), (), "killed")
-    assert found.sentence.endswith("rank 2 was killed by SIGSEGV; the others wait for rank 2")
+    assert found.verdict().endswith("rank 2 was killed by SIGSEGV; the others wait for rank 2")
 
 
 def test_a_rank_that_ended_its_block_is_nothing_to_wait_for() -> None:

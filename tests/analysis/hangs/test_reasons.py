@@ -52,9 +52,9 @@ BARRIER = {"op": "barrier", "source": "train.py:9", "message_bytes": 0}
 def test_the_word_is_what_differs_and_both_sides_are_said(odd: dict[str, Any], reason: str, said: str) -> None:
     found = report({0: [FIRST, WAITS], 1: [FIRST, WAITS], 2: [FIRST, {**WAITS, **odd}]})
     assert (found.culprits, found.reason) == ((2,), reason)
-    assert said in found.sentence
-    assert "ranks 0, 1 wait in all_reduce (train.py:7, group 0, 1 KiB)" in found.sentence
-    assert found.sentence.endswith("rank 2 is the odd one")
+    assert said in found.verdict()
+    assert "ranks 0, 1 wait in all_reduce (train.py:7, group 0, 1 KiB)" in found.verdict()
+    assert found.verdict().endswith("rank 2 is the odd one")
 
 
 def test_the_sides_are_those_that_parted_and_not_where_ranks_wait_later() -> None:
@@ -62,8 +62,8 @@ def test_the_sides_are_those_that_parted_and_not_where_ranks_wait_later() -> Non
     odd = {**FIRST, "source": "train.py:5", "dtype": "float64", "message_bytes": 2048}
     same = {**FIRST, "source": "train.py:5"}
     found = report({0: [same, WAITS], 1: [odd, {**WAITS, "op": "barrier"}], 2: [same, WAITS]})
-    assert (found.culprits, found.reason, found.lines) == ((1,), "other dtype", {1: "train.py:5"})
-    assert found.sentence.startswith("rank 1 called all_reduce (train.py:5, group 0, 2 KiB); ranks 0, 2 called ")
+    assert (found.culprits, found.reason, found.sources) == ((1,), "other dtype", {1: "train.py:5"})
+    assert found.verdict().startswith("rank 1 called all_reduce (train.py:5, group 0, 2 KiB); ranks 0, 2 called ")
 
 
 def test_objects_may_differ_in_size() -> None:
@@ -82,9 +82,9 @@ def test_a_ring_of_sends_is_drawn() -> None:
     calls = {rank: [FIRST, {**WAITS, "op": "send", "peer": (rank + 1) % 4}] for rank in range(4)}
     found = report(calls)
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1, 2, 3), "messages in a circle")
-    assert "; each sends first: 0→1→2→3→0; the evidence does not say" in found.sentence
+    assert "; each sends first: 0→1→2→3→0; the evidence does not say" in found.verdict()
     back = report({rank: [FIRST, {**WAITS, "op": "recv", "peer": (rank - 1) % 4}] for rank in range(4)})
-    assert "; each receives first: 0→3→2→1→0; " in back.sentence
+    assert "; each receives first: 0→3→2→1→0; " in back.verdict()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_send_and_a_receive_that_wait_for_each_other_are_not_one_message(
     calls = {0: [FIRST, {**WAITS, "op": "send", "peer": 1}], 1: [FIRST, {**WAITS, "op": "recv", "peer": 0, **received}]}
     found = report(calls)
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), reason)
-    assert f"they wait for each other's message, and {said}" in found.sentence
+    assert f"they wait for each other's message, and {said}" in found.verdict()
     assert report(calls, backend="nccl").reason == "unknown"  # which has no tags, and begins both on the device
 
 
@@ -117,22 +117,24 @@ def test_a_send_and_a_receive_that_wait_for_each_other_are_not_one_message(
 )
 def test_how_the_missing_rank_ended_and_where_is_said(end: str, reason: str, line: str) -> None:
     found = report({0: [FIRST, WAITS], 1: [FIRST, WAITS], 2: [FIRST]}, ends=("running", "running", end))
-    assert (found.culprits, found.reason, found.lines) == ((2,), reason, {2: line})
-    assert found.sentence.startswith(f"rank 2 {end}: ranks 0, 1 wait for it in all_reduce (train.py:7, group 0, 1 KiB)")
+    assert (found.culprits, found.reason, found.sources) == ((2,), reason, {2: line})
+    assert found.verdict().startswith(
+        f"rank 2 {end}: ranks 0, 1 wait for it in all_reduce (train.py:7, group 0, 1 KiB)"
+    )
 
 
 def test_a_rank_that_was_ended_by_its_launcher_has_said_nothing_of_its_program() -> None:
     notes = ("saved while its block ran: the process was ended by SIGTERM",)
     found = report({0: [FIRST, WAITS], 1: [FIRST]}, ends=("running", "running"), notes=notes)
     assert (found.culprits, found.reason) == ((1,), "did not come")
-    assert found.sentence.startswith("rank 1 did not come: ")
+    assert found.verdict().startswith("rank 1 did not come: ")
 
 
 def test_an_exception_is_the_reason_though_a_call_of_the_rank_is_in_flight() -> None:
     ends = ("raised RuntimeError (Connection closed by peer) at train.py:7", "raised ValueError (17) at data.py:5")
     failed, running = {**WAITS, "state": "failed"}, {**FIRST, "state": "scheduled", "group": "1"}
     found = report({0: [FIRST, failed], 1: [FIRST, running]}, ends=ends)
-    assert (found.culprits, found.reason, found.lines) == ((1,), "raised", {1: "data.py:5"})
+    assert (found.culprits, found.reason, found.sources) == ((1,), "raised", {1: "data.py:5"})
     assert found.notes == ("rank 0 raised RuntimeError (Connection closed by peer) at train.py:7",)
 
 
@@ -141,8 +143,8 @@ def test_a_rank_that_runs_elsewhere_is_outside_a_collective() -> None:
         '  File "/job/loader.py", line 12, in fetch\n    time.sleep(9)\n  File "/job/train.py", line 3, in <module>\n'
     )
     found = report({0: [FIRST, WAITS], 1: [FIRST]}, stacks={1: stack})
-    assert (found.culprits, found.reason, found.lines) == ((1,), "outside a collective", {1: "loader.py:12"})
-    assert found.sentence.endswith("rank 1 was at loader.py:12")
+    assert (found.culprits, found.reason, found.sources) == ((1,), "outside a collective", {1: "loader.py:12"})
+    assert found.verdict().endswith("rank 1 was at loader.py:12")
 
 
 def barriers(rank: int, lines: str, waits: bool = False) -> list[dict[str, Any]]:
@@ -155,7 +157,7 @@ def test_ranks_that_pair_up_barriers_of_two_lines_parted_in_the_first_of_them() 
     calls = {0: barriers(0, "777778777", True), 1: barriers(1, "777778777", True), 2: barriers(2, "77787778")}
     found = report(calls)
     assert (found.culprits, found.reason) == ((2,), "did not come")
-    assert "they parted in collective 4 of group 0: ranks 0, 1 at train.py:7, rank 2 at train.py:8" in found.sentence
+    assert "they parted in collective 4 of group 0: ranks 0, 1 at train.py:7, rank 2 at train.py:8" in found.verdict()
     sides = found.mismatches.select("field", "number", "ranks", "source", "is_harmful").rows()
     assert sides == [("line", 4, [0, 1], "train.py:7", False), ("line", 4, [2], "train.py:8", False)]
 
@@ -168,7 +170,7 @@ def test_ranks_that_pair_up_barriers_of_two_lines_parted_in_the_first_of_them() 
 def test_ranks_that_always_call_from_lines_of_their_own_have_not_parted(first: str, second: str) -> None:
     found = report({0: barriers(0, first, True), 1: barriers(1, second)})
     assert (found.culprits, found.mismatches.height) == ((1,), 0)
-    assert "parted" not in found.sentence
+    assert "parted" not in found.verdict()
 
 
 def test_nothing_that_hangs_has_a_line_from_which_ranks_parted() -> None:
@@ -186,9 +188,9 @@ def test_each_reason_is_of_the_list() -> None:
 def test_a_rank_that_was_killed_in_a_call_is_the_reason_though_it_had_come() -> None:
     ends = ("running", "raised RuntimeError (Connection closed by peer) at train.py:7", "was killed by SIGKILL")
     found = report({0: [FIRST, WAITS], 1: [FIRST, {**WAITS, "state": "failed"}], 2: [FIRST, WAITS]}, ends=ends)
-    assert (found.culprits, found.reason, found.lines) == ((2,), "killed", {2: "train.py:7"})
-    assert found.sentence.startswith("rank 2 was killed by SIGKILL: ranks 0, 1 wait for it in all_reduce (train.py:7")
-    assert "elsewhere" not in found.sentence
+    assert (found.culprits, found.reason, found.sources) == ((2,), "killed", {2: "train.py:7"})
+    assert found.verdict().startswith("rank 2 was killed by SIGKILL: ranks 0, 1 wait for it in all_reduce (train.py:7")
+    assert "elsewhere" not in found.verdict()
 
 
 PARTS = {"op": "all_to_all", "source": "train.py:5", "message_bytes": 24, "send_splits": [2, 2, 2]}
@@ -208,14 +210,14 @@ def all_to_all(sent: Mapping[int, Sequence[int]], received: Mapping[int, Sequenc
 def test_a_rank_that_its_backend_aborts_in_an_all_to_all_is_not_to_blame_for_a_part_of_another_size() -> None:
     found = all_to_all({1: [4, 2, 2]}, {}, ABORTED)
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "other size")
-    assert found.lines == {0: "train.py:5", 1: "train.py:5"}
-    assert "(rank 1 sends 4 elements to rank 0, which expects 2); the evidence does not say" in found.sentence
+    assert found.sources == {0: "train.py:5", 1: "train.py:5"}
+    assert "(rank 1 sends 4 elements to rank 0, which expects 2); the evidence does not say" in found.verdict()
 
 
 @pytest.mark.parametrize("sent", [{1: [4, 2, 3]}, {1: [0, 2, 9]}])
 def test_a_rank_of_which_all_parts_differ_is_the_odd_one(sent: Mapping[int, Sequence[int]]) -> None:
     found = all_to_all(sent, {}, ABORTED)
-    assert (found.culprits, found.reason, found.lines) == ((1,), "other size", {1: "train.py:5"})
+    assert (found.culprits, found.reason, found.sources) == ((1,), "other size", {1: "train.py:5"})
 
 
 def test_a_rank_that_is_aborted_after_an_all_to_all_whose_parts_fit_is_to_blame() -> None:
@@ -233,14 +235,14 @@ def test_a_call_of_a_killed_rank_has_ended_where_it_has_on_another() -> None:
     ends = ("running", "running", "was killed by SIGKILL")
     found = report({0: [FIRST, WAITS], 1: [FIRST, WAITS], 2: [{**FIRST, "state": "scheduled"}]}, ends=ends)
     assert (found.culprits, found.reason) == ((2,), "killed")
-    assert "ranks 0, 1 wait for it in all_reduce (train.py:7" in found.sentence
+    assert "ranks 0, 1 wait for it in all_reduce (train.py:7" in found.verdict()
 
 
 def test_most_ranks_that_are_in_code_of_their_own_are_not_one_that_called_too_much() -> None:
     stack = '  File "/job/loader.py", line 12, in fetch\n    lock.acquire()\n'
     calls: Calls = {0: [FIRST, {**WAITS, **BARRIER}], 1: [FIRST], 2: [FIRST]}
     found = report(calls, stacks={1: stack, 2: stack})
-    assert (found.culprits, found.reason, found.lines[1]) == ((1, 2), "outside a collective", "loader.py:12")
+    assert (found.culprits, found.reason, found.sources[1]) == ((1, 2), "outside a collective", "loader.py:12")
     ended = report(calls, ends=("running", "ended its block", "ended its block"))
     assert (ended.culprits, ended.reason) == ((0,), "other collective")
 
@@ -256,7 +258,7 @@ def test_a_group_that_one_rank_makes_of_other_ranks_is_said() -> None:
         job_of_trace(replace(built, groups=pl.DataFrame(groups, schema=schema.GROUPS, orient="row"), info=info))
     )
     assert (found.culprits, found.reason) == ((1,), "other group order")
-    assert "ranks 0, 2 made it of ranks 0–2, rank 1 made it of ranks 0, 1" in found.sentence
+    assert "ranks 0, 2 made it of ranks 0–2, rank 1 made it of ranks 0, 1" in found.verdict()
 
 
 @pytest.mark.parametrize(
@@ -275,8 +277,10 @@ def test_a_rank_that_gloo_aborted_for_a_message_s_size_is_one_of_both_ends(
     found = report({0: [FIRST, sent], 1: [FIRST, received], 2: [FIRST]}, ends=("ended its block", end, "running"))
     assert (found.reason, found.suspects) == (reason, (0, 1) if reason == "other size" else ())
     if reason == "other size":
-        assert found.lines == {0: "train.py:3", 1: "train.py:5"}
-        assert "the ends of one message differ by size (32 B sent, 4 KiB received); rank 1 was killed" in found.sentence
+        assert found.sources == {0: "train.py:3", 1: "train.py:5"}
+        assert (
+            "the ends of one message differ by size (32 B sent, 4 KiB received); rank 1 was killed" in found.verdict()
+        )
 
 
 def test_stages_of_a_pipeline_are_judged_by_stages_that_play_their_part() -> None:
@@ -289,4 +293,6 @@ def test_stages_of_a_pipeline_are_judged_by_stages_that_play_their_part() -> Non
     last = [{"op": op, "peer": 1} for op in ("recv", "send") * 3]
     found = report({0: first, 1: middle, 2: last}, ends=("running", "running", "ended its block"))
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "messages in a circle")
-    assert found.sentence.startswith("ranks 0, 1 wait in recv (train.py:7, group 0, 1 KiB); each receives first: 0→1→0")
+    assert found.verdict().startswith(
+        "ranks 0, 1 wait in recv (train.py:7, group 0, 1 KiB); each receives first: 0→1→0"
+    )

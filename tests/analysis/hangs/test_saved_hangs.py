@@ -57,10 +57,10 @@ def job(tmp_path: Path) -> Job:
 def test_how_the_missing_rank_ended_is_said_with_its_line(job: Job, fails: str, reason: str, said: str) -> None:
     found = job(FAILS.format(fails=fails))
     line = "<rank cell>:5" if reason in ("raised", "ended") else "<rank cell>:9"  # its last call, where it says no more
-    assert (found.culprits, found.reason, found.lines) == ((1,), reason, {1: line})
-    assert found.sentence.startswith(f"rank 1 {said}")
+    assert (found.culprits, found.reason, found.sources) == ((1,), reason, {1: line})
+    assert found.verdict().startswith(f"rank 1 {said}")
     waited = "ranks 0, 2 waited for it in all_reduce (<rank cell>:9, group 0, 16 B), collective 3 of group 0"
-    assert found.sentence.endswith(f"{waited}, which failed")  # the job is over: nobody waits any longer
+    assert found.verdict().endswith(f"{waited}, which failed")  # the job is over: nobody waits any longer
 
 
 TAGS = """
@@ -77,8 +77,8 @@ with dsexplore.commtrace(save=folder, timeout=1.5):
 def test_messages_whose_tags_differ_wait_for_each_other(job: Job, tmp_path: Path) -> None:
     found = job(TAGS)
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "messages in a circle")
-    assert "they waited for each other's message, and these differ by tag" in found.sentence
-    assert str(dsexplore.explain_hang(dsexplore.load(tmp_path))) == found.sentence
+    assert "they waited for each other's message, and these differ by tag" in found.verdict()
+    assert str(dsexplore.explain_hang(dsexplore.load(tmp_path))) == found.verdict()
 
 
 DIES = """
@@ -97,7 +97,7 @@ def test_the_file_of_an_earlier_attempt_does_not_count(job: Job, tmp_path: Path,
     assert dsexplore.load(tmp_path).info.ends == ("ended its block",) * 3
     alone = job(DIES, tmp_path / "alone", dies=dies)
     again = job(DIES, dies=dies)
-    assert (again.culprits, again.sentence) == (alone.culprits, alone.sentence) == ((1,), alone.sentence)
+    assert (again.culprits, again.verdict()) == (alone.culprits, alone.verdict()) == ((1,), alone.verdict())
     is_left = (tmp_path / rank_file(1)).exists()
     assert is_left == (dies == "before")
     told = "the file of rank 1 is of an earlier attempt of the job, and left out"
@@ -147,8 +147,8 @@ def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collecti
     with pytest.raises(KeyboardInterrupt):
         job(OUTSIDE, files=files, on_line=interrupt)
     found = dsexplore.explain_hang(tmp_path)
-    assert (found.culprits, found.reason, found.lines) == ((1,), "outside a collective", {1: "<rank cell>:11"})
-    assert "rank 1 in new_group (<rank cell>:11), ranks 0, 2 in new_group (<rank cell>:13)" in found.sentence
+    assert (found.culprits, found.reason, found.sources) == ((1,), "outside a collective", {1: "<rank cell>:11"})
+    assert "rank 1 in new_group (<rank cell>:11), ranks 0, 2 in new_group (<rank cell>:13)" in found.verdict()
 
 
 IN_RECV = """
@@ -172,7 +172,7 @@ with dsexplore.commtrace(save=folder, timeout=1.5):
 def test_a_rank_whose_send_finds_no_peer_any_more_is_not_to_blame(job: Job, tmp_path: Path) -> None:
     """Rank 2 finds out that rank 1 is gone; rank 0 sends to it no earlier."""
     found = job(IN_RECV, gone=str(tmp_path / "gone"))
-    assert (found.culprits, found.reason, found.lines) == ((1,), "killed", {1: "<rank cell>:7"})
+    assert (found.culprits, found.reason, found.sources) == ((1,), "killed", {1: "<rank cell>:7"})
     assert [note.partition(" (")[0] for note in found.notes if "raised" in note] == [
         "rank 0 raised RuntimeError",
         "rank 2 raised RuntimeError",

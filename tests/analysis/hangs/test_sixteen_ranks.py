@@ -183,7 +183,7 @@ def drawn(name: str, *more: object) -> tuple[random.Random, list[Program], list[
 
 def report(job: Rest, groups: Sequence[Group], **how: Any) -> HangReport:
     found = report_of_files(recorded(job, groups, **how))
-    print(found.sentence)
+    print(found.verdict())
     return found
 
 
@@ -299,7 +299,7 @@ def test_a_file_that_is_lost_does_not_hide_a_rank_that_stops(name: str, kept: st
     found = report(job, groups, **DUMPS[kept], lost=[other])
     assert found.culprits == (culprit,)
     assert set(found.suspects) <= {other}
-    assert not found.suspects or f"rank {other} left no record, which does not say whether it came" in found.sentence
+    assert not found.suspects or f"rank {other} left no record, which does not say whether it came" in found.verdict()
 
 
 @pytest.mark.parametrize("kept", DUMPS)
@@ -366,8 +366,8 @@ def in_one_group(*, killed: int | None = None, stuck: int | None = None, **how: 
 def test_a_rank_that_was_killed_is_named_with_both_explanations_that_the_records_leave() -> None:
     found = in_one_group(killed=3)
     assert (found.culprits, found.reason) == ((3,), "did not come")
-    assert found.sentence.startswith("rank 3 did not come, as far as is known: ranks 0–2, 4–15 wait for it in ")
-    assert found.sentence.endswith(
+    assert found.verdict().startswith("rank 3 did not come, as far as is known: ranks 0–2, 4–15 wait for it in ")
+    assert found.verdict().endswith(
         "rank 3 left no record: it ended or stopped before that call, "
         "or, should its file alone be lost, the device of one of those that wait stands still"
     )
@@ -375,11 +375,11 @@ def test_a_rank_that_was_killed_is_named_with_both_explanations_that_the_records
 
 def test_a_lost_file_beside_a_device_that_stands_still_is_the_same_record_and_the_sentence_allows_for_it() -> None:
     found = in_one_group(stuck=8)
-    assert (found.sentence, found.culprits) == (in_one_group(killed=3).sentence, (3,))
+    assert (found.verdict(), found.culprits) == (in_one_group(killed=3).verdict(), (3,))
 
 
 def test_times_tell_a_rank_that_was_killed_from_a_device_that_stands_still() -> None:
     killed, stuck = in_one_group(killed=3, with_times=True), in_one_group(stuck=8, with_times=True)
     assert (killed.culprits, stuck.culprits) == ((3,), (8,))
-    assert killed.sentence.endswith("rank 3 left no record, and the devices of all that wait have begun that call")
+    assert killed.verdict().endswith("rank 3 left no record, and the devices of all that wait have begun that call")
     assert stuck.reason == "device"

@@ -70,8 +70,8 @@ def job(*stacks: str, stood: str | None = "6 s", **ends: RankEnd) -> JobCalls:
 def test_a_job_that_stands_outside_all_calls_is_no_job_that_does_not_hang() -> None:
     stacks = in_call("new_group", 52), in_call("new_group", 52), in_call("new_group", 53)
     report = report_of(job(*stacks))
-    assert (report.culprits, report.reason, report.lines) == ((2,), "outside a collective", {2: "train.py:53"})
-    assert report.sentence == (
+    assert (report.culprits, report.reason, report.sources) == ((2,), "outside a collective", {2: "train.py:53"})
+    assert report.verdict() == (
         "no collective is open, and none began or ended for 6 s: rank 2 in new_group (train.py:53), ranks 0, 1 in "
         "new_group (train.py:52); the others wait for rank 2"
     )
@@ -82,11 +82,11 @@ def test_a_job_that_stands_outside_all_calls_is_no_job_that_does_not_hang() -> N
 def test_a_rank_that_ended_is_what_the_others_wait_for() -> None:
     end = RankEnd("raised", "raised ValueError (bad) at train.py:9", "train.py:9")
     report = report_of(job(in_call("new_group", 52), in_call("new_group", 52), "", rank2=end))
-    assert (report.culprits, report.reason, report.lines) == ((2,), "raised", {2: "train.py:9"})
-    assert "rank 2 raised ValueError (bad) at train.py:9; the others wait for rank 2" in report.sentence
+    assert (report.culprits, report.reason, report.sources) == ((2,), "raised", {2: "train.py:9"})
+    assert "rank 2 raised ValueError (bad) at train.py:9; the others wait for rank 2" in report.verdict()
 
 
 def test_nobody_is_accused_where_all_stand_at_one_line() -> None:
     report = report_of(job(at(3), at(3)))
-    assert (report.culprits, report.suspects, report.lines) == ((), (0, 1), {0: "train.py:3", 1: "train.py:3"})
-    assert report.sentence.endswith("for 6 s: ranks 0, 1 at train.py:3; the evidence does not say for whom they wait")
+    assert (report.culprits, report.suspects, report.sources) == ((), (0, 1), {0: "train.py:3", 1: "train.py:3"})
+    assert report.verdict().endswith("for 6 s: ranks 0, 1 at train.py:3; the evidence does not say for whom they wait")

@@ -45,7 +45,7 @@ def report(*ranks: GroupId | str, number: int = 1, before: tuple[GroupId, ...] =
 def test_a_rank_that_still_makes_the_group_which_another_made_otherwise_is_not_accused() -> None:
     found = report(ALL, PAIR, MAKES.format(line=5))
     assert (found.culprits, found.suspects, found.reason) == ((1,), (), "other group order")
-    assert found.sentence == (
+    assert found.verdict() == (
         "rank 1 waits in all_reduce (train.py:7, group 1, 32 B); rank 0 waits in all_reduce (train.py:7, group 1, 32 "
         "B); rank 2 in new_group (train.py:5); group 1 is not the same on all of them: rank 0 made it of ranks 0–2, "
         "rank 1 made it of ranks 0, 1; rank 1 is the odd one"
@@ -55,8 +55,8 @@ def test_a_rank_that_still_makes_the_group_which_another_made_otherwise_is_not_a
 def test_a_rank_that_went_on_alone_while_the_others_make_the_group_is_named() -> None:
     makes = MAKES.format(line=5)
     found = report(makes, PAIR, makes)
-    assert (found.culprits, found.reason, found.lines) == ((1,), "other group order", {1: "train.py:7"})
-    assert found.sentence == (
+    assert (found.culprits, found.reason, found.sources) == ((1,), "other group order", {1: "train.py:7"})
+    assert found.verdict() == (
         "rank 1 waits in all_reduce (train.py:7, group 1, 32 B); ranks 0, 2 in new_group (train.py:5); rank 1 is the "
         "odd one"
     )
@@ -68,7 +68,7 @@ def test_nobody_is_accused_where_as_many_make_the_group_of_some_ranks_as_of_othe
     makes = MAKES.format(line=5)
     tied = report(makes, PAIR)
     assert (tied.culprits, tied.suspects) == ((), (0, 1))
-    assert tied.sentence.endswith("the evidence does not say which of them is wrong")
+    assert tied.verdict().endswith("the evidence does not say which of them is wrong")
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_it_has_a_lane_and_a_sentence(handle: aio_handle, tmp_path: Path) -> Non
     (sentence,) = trace.headline().sentences
     assert sentence.text.startswith("The program stands still for the disk for ")
     assert "stands still for input for " in sentence.text
-    assert timeline.verdict == sentence.text
+    assert timeline.verdict() == sentence.text
     assert sentence.text in trace._repr_mimebundle_()["text/plain"]
     assert "disk: 6 transfers, 96 KiB" in timeline._repr_mimebundle_()["text/plain"]
 

@@ -46,7 +46,7 @@ def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) 
 def test_it_says_the_same_shares_of_the_step_as_the_prediction(traced_llama: Callable[..., Trace], axes: str) -> None:
     trace = traced_llama(axes)
     predicted = trace.predict("dgx-h100")
-    verdict = trace.timeline(hardware="dgx-h100").verdict
+    verdict = trace.timeline(hardware="dgx-h100").verdict()
     assert verdict.startswith(f"In a step of {format_seconds(predicted.step.expected)} the GPU ")
     for word, part in (("is idle", predicted.idle), ("exposed communication", predicted.exposed)):
         share = format_share(part.expected, predicted.step.expected)
@@ -95,7 +95,7 @@ def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
     assert spans["end"].max() == 8 * 3 + 3 * 3  # (microbatches + stages - 1) × (forward + backward)
     idle = spans.filter(mark=WAITING).select((pl.col("end") - pl.col("begin")).sum()).item()
     assert idle == 4 * 3 * 3
-    assert "wait 27 % of the time" in timeline.verdict  # 3 / 11, as the 1F1B bubble is
+    assert "wait 27 % of the time" in timeline.verdict()  # 3 / 11, as the 1F1B bubble is
 
 
 def test_predicted_stages_say_the_step_of_the_prediction_beside_the_schedule() -> None:
@@ -103,8 +103,8 @@ def test_predicted_stages_say_the_step_of_the_prediction_beside_the_schedule() -
     timeline, step = trace.timeline(lanes="stage", hardware="dgx-h100"), trace.predict("dgx-h100").step.expected
     scheduled = float(timeline.spans["end"].max() or 0)
     assert scheduled < step
-    assert f"of the schedule's {format_seconds(scheduled)}, the pipeline's bubble" in timeline.verdict
-    assert timeline.verdict.endswith(f"a step takes {format_seconds(step)}.")
+    assert f"of the schedule's {format_seconds(scheduled)}, the pipeline's bubble" in timeline.verdict()
+    assert timeline.verdict().endswith(f"a step takes {format_seconds(step)}.")
 
 
 @pytest.mark.parametrize("microbatches", [8, 64])

@@ -71,7 +71,7 @@ def test_a_job_that_hangs_is_explained_by_its_server(
     asked(monkeypatch, pages(recorder))
     report = dsexplore.explain_hang("http://node0:25999/")
     assert report.culprits == (2,)
-    assert report.sentence.endswith("rank 2 was at loader.py:2")
+    assert report.verdict().endswith("rank 2 was at loader.py:2")
     assert report.stacks[3].splitlines()[0] == '  File "/job/loader.py", line 3 in read'
     assert main(["hang", "http://node0:25999"]) == 0
     assert capsys.readouterr().out.startswith("rank 2 did not come")

@@ -10,7 +10,7 @@ def test_the_sentence_is_the_verdict_and_the_missing_rank_is_marked() -> None:
     found = report({0: [FIRST, WAITS], 1: [FIRST], 2: [FIRST, WAITS]})
     assert found.culprits == (1,)
     page = HangView(found).html()
-    assert f'<p class="verdict">{found.sentence[0].upper()}{found.sentence[1:8]}' in page.replace("<wbr>", "")
+    assert f'<p class="verdict">{found.verdict()[0].upper()}{found.verdict()[1:8]}' in page.replace("<wbr>", "")
     assert '<span class="rank-boxes"><span>0</span><span>2</span></span>' in page
     assert '<span class="rank-boxes"><span class="bad">1!</span></span>' in page
 

@@ -45,7 +45,7 @@ def test_ranks_that_were_compared_have_waits_and_late_ranks_beside_each_line(log
     shown = compared._repr_mimebundle_()["text/html"]
     assert re.findall(r"<th.*?>([^<]*)</th>", shown)[-2:] == ["waiting", "late ranks"]
     assert "the part of the mean in which this rank waited" in shown
-    (line, *_) = compared.lines
+    (line, *_) = compared.rows
     line.waiting = Waiting(2, 3e-3, Counter({7: 2, 1: 1, 2: 1, 3: 1, 5: 1, 6: 1}))
     row = re.findall(r"<tr>(.*?)</tr>", compared._repr_mimebundle_()["text/html"])[1]
     assert [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)][-2:] == [
@@ -74,7 +74,7 @@ def test_a_long_log_is_cut_and_says_so(tmp_path: Path) -> None:
 
 def test_the_same_log_gives_the_same_bytes(log: CommsLogger) -> None:
     assert log._repr_mimebundle_() == log._repr_mimebundle_()
-    assert log._repr_mimebundle_()["text/plain"] == log.summary().text()
+    assert log._repr_mimebundle_()["text/plain"] == str(log.summary())
 
 
 def test_the_time_figure_has_a_bar_per_line(log: CommsLogger) -> None:
@@ -99,6 +99,6 @@ def test_a_figure_that_is_none_is_named(log: CommsLogger) -> None:
 
 def test_an_empty_log_says_so() -> None:
     bundle = CommsLogger()._repr_mimebundle_()
-    assert bundle["text/plain"] == "nothing was logged"
-    assert "nothing was logged" in bundle["text/html"]
+    assert bundle["text/plain"] == "Nothing was logged."
+    assert "Nothing was logged." in bundle["text/html"]
     assert CommsLogger().figure().data[0].x is not None

@@ -10,7 +10,7 @@ def test_shows_the_sentence_and_the_first_tensors_that_differ() -> None:
     rows = [{"module": f"Llama.<{layer}>"} for layer in range(30)]
     found = difference(run(*rows), run(*({**row, "norm": 9.0, "hash": 1} for row in rows)))
     view = NumericDifferenceView(found)
-    assert view.text() == found.sentence
+    assert view.text() == found.verdict()
     page = view.html()
     assert page.count("<tr") == 21
     assert "10 more" in page

@@ -57,7 +57,7 @@ def test_the_first_place_is_said_and_open() -> None:
 
 def test_the_text_lists_what_differs() -> None:
     lines = plain_text(report(0.1)).splitlines()
-    assert lines[0] == report(0.1).sentence
+    assert lines[0] == report(0.1).verdict()
     assert lines[1].startswith("  forward of layers.0.mlp<b>: 9")
 
 

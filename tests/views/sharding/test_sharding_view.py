@@ -323,7 +323,7 @@ def test_views_depend_on_content_alone_and_fetch_nothing(tmp_path):
 def test_a_model_without_parameters_and_one_without_placements():
     empty = dsexplore.sharding(nn.ReLU())
     assert "No parameters" in html_of(empty)
-    assert "no parameters" in text_of(empty)
+    assert "No parameters." in text_of(empty)
     assert empty.figure().to_dict()["layout"]
     plain = dsexplore.sharding(nn.Linear(2, 2), mesh="dp=4")
     assert "each of the 4 ranks has a whole one" in html_of(plain)

@@ -71,7 +71,7 @@ def test_the_text_has_the_sentence_and_a_line_per_rank() -> None:
 def test_where_the_table_counts_more_late_arrivals_than_the_sentence_it_says_what_each_counts() -> None:
     """Rank 5 is late to its pair 12 times; in the collectives that follow it is late too, or held up."""
     held_up = Skew(replace(LATE, ranks=8, steps=12, late_rank=5, mesh=True).trace())
-    assert held_up.sentence.startswith("Rank 5 arrives 200 ms late at 12 of 12 all_reduces on pair;")
+    assert held_up.verdict().startswith("Rank 5 arrives 200 ms late at 12 of 12 all_reduces on pair;")
     assert held_up.to_frame(by="rank").filter(rank=5)["late"].item() > 12
     said = "Late at: each collective in which others waited for the rank. The sentence leaves out those"
     for text in held_up._repr_mimebundle_().values():

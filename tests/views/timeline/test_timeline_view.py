@@ -203,7 +203,7 @@ class TestExplorer:
 def test_ranks_that_were_measured_come_with_the_late_one_and_waiting_apart() -> None:
     trace = Trace(Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2).trace())
     shown = trace.timeline()._repr_mimebundle_()
-    assert trace.skew().sentence in shown["text/plain"]
+    assert trace.skew().verdict() in shown["text/plain"]
     assert 'class="verdict"' in shown["text/html"]
     assert '<span class="late">rank 1</span>' in shown["text/html"]
     assert 'class="skew"' not in trace.timeline(lanes="phase")._repr_mimebundle_()["text/html"]

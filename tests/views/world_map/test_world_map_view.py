@@ -32,6 +32,7 @@ def world() -> WorldMap:
 def test_the_text_says_what_goes_where(world: WorldMap) -> None:
     assert world._repr_mimebundle_()["text/plain"].splitlines() == [
         "World map: 16 ranks on 2 nodes of 8, dp=2,tp=8; what rank 0 sends in a step",
+        "  Per rank and step 1.8 KiB stay inside a node, 1 KiB go between nodes.",
         "  tp, inside a node: 1.8 KiB on the wire to 7 other ranks",
         "  dp, between nodes: 1 KiB on the wire to 1 other rank",
     ]
@@ -139,7 +140,7 @@ class TestSeconds:
         assert "waiting for the others is part of what was measured" in text
 
     def test_the_lines_have_bytes_and_seconds(self, timed: WorldMap) -> None:
-        lines = timed._repr_mimebundle_()["text/plain"].splitlines()[1:-1]
+        lines = timed._repr_mimebundle_()["text/plain"].splitlines()[2:-1]
         assert len(lines) == len(timed.levels)
         for line, level in zip(lines, timed.levels, strict=True):
             assert line.endswith(f"at most {format_seconds(level.seconds)}")

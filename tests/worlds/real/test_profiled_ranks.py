@@ -121,4 +121,4 @@ def test_dumps_of_ranks_that_hang(tmp_path: Path, kind: str) -> None:
         HANGS + program, 3, namespace={"folder": str(tmp_path)}, environment=environment, timeout=240, group_timeout=200
     )
     report = explain_hang(tmp_path)
-    assert (report.culprits, report.reason) == ((culprit,), reason), report.sentence
+    assert (report.culprits, report.reason) == ((culprit,), reason), report.verdict()

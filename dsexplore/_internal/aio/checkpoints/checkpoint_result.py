@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.disk import Disk
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class MethodCost:
 
 
 @dataclass(frozen=True)
-class CheckpointCost(Displayable):
+class CheckpointCost(Result):
     """What checkpoints of a model take; made by ``dsexplore.sharding(...).checkpoint(disk)``."""
 
     title: str

@@ -10,7 +10,7 @@ from dsexplore._internal.aio.checkpoints.checkpoint_files import Checkpoint
 from dsexplore._internal.aio.checkpoints.loaders import DIRECT
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.statistics import median
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_count, format_rate, format_seconds, format_share
 
@@ -108,7 +108,7 @@ class CheckpointTimes:
 
 
 @dataclass(frozen=True)
-class LoadingResult(Displayable):
+class LoadingResult(Result):
     """How fast checkpoints load; made by ``dsexplore.aio.loading(...)``."""
 
     title: str

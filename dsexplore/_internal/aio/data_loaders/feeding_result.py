@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.data_loaders.process_use import ProcessUse
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.units import (
     format_bytes,
     format_count,
@@ -29,7 +29,7 @@ _FEW = 0.01
 
 
 @dataclass(frozen=True)
-class FeedingResult(Displayable):
+class FeedingResult(Result):
     """Measured batches of a data loader; made by ``dsexplore.aio.feeding(...)``."""
 
     batches: int

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.disk import Disk
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.units import format_count, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class OffloadCost(Displayable):
+class OffloadCost(Result):
     """What states on a disk take of a step; made by ``dsexplore.sharding(...).offload(disk)``."""
 
     title: str

@@ -57,7 +57,7 @@ class Best:
     doubts: tuple[str, ...] = ()
     """Why the default is kept although another setting looked faster."""
 
-    def sentence(self) -> str:
+    def verdict(self) -> str:
         """Return the advice in one sentence."""
         gain = f"{(self.fastest_ratio.value - 1) * 100:+.1f} %"
         if self.doubts:

@@ -13,7 +13,7 @@ from dsexplore._internal.aio.sweeps.references import fio_job
 from dsexplore._internal.aio.sweeps.result_rows import setting_rows, shared_rows, slice_rows
 from dsexplore._internal.aio.sweeps.rounds import mixed_rate
 from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.saved_json import SavedFormat, SavedJson, value_of
 from dsexplore._internal.units import format_count
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SweepResult(Measurements, SavedJson, Displayable):
+class SweepResult(Measurements, SavedJson, Result):
     """All measurements of a sweep; displays itself in a notebook."""
 
     _INTERNAL = frozenset({"FORMAT", "compare_rows", "deciding", "unlike"})
@@ -136,7 +136,7 @@ class SweepResult(Measurements, SavedJson, Displayable):
 
     def verdict(self) -> str:
         """Return which setting to take, and what it gains."""
-        return self.best().sentence() if self.rounds else "No setting was compared with the default yet."
+        return self.best().verdict() if self.rounds else "No setting was compared with the default yet."
 
     def lines(self) -> list[str]:
         """Return the verdict, what ended the sweep early, and the recommended setting's rates, as sentences."""

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_bytes
 
 COLUMNS: dict[str, pl.DataType] = {
     "rule": pl.String(),  # name of the rule, that of its function
@@ -29,6 +30,8 @@ COLUMNS: dict[str, pl.DataType] = {
     "why": pl.String(),
     "change": pl.String(),  # what to try
 }
+
+NO_FINDING = "No rule found anything: see dsexplore._internal.analysis.findings for what they look for."
 
 BYTES_PER_SECOND = 13e9
 """The rate at which wire bytes and seconds are compared."""
@@ -77,7 +80,7 @@ class Finding:
         return self.spare_bytes + COST_OF_A_CALL * self.spare_calls + BYTES_PER_SECOND * self.spare_seconds
 
 
-class Findings(Displayable, Sequence[Finding]):
+class Findings(Result, Sequence[Finding]):
     """The findings of a trace, largest saving first. Displayed as a table."""
 
     _INTERNAL = frozenset({"tables"})
@@ -101,6 +104,21 @@ class Findings(Displayable, Sequence[Finding]):
     def __repr__(self) -> str:
         rules = ", ".join(dict.fromkeys(finding.rule for finding in self))
         return f"<Findings: {len(self)}{f' of {rules}' if rules else ''}>"
+
+    def verdict(self) -> str:
+        """Return the finding with the largest saving, how much its change would save, and where."""
+        if not self._sorted:
+            return NO_FINDING
+        first = self._sorted[0]
+        saves = f", {format_bytes(first.spare_bytes)} per {first.per}" if first.spare_bytes else ""
+        where = f", in {first.module}" if first.module else ""
+        return f"Largest: {first.why.partition(':')[0]}{saves}{where}."
+
+    def lines(self) -> list[str]:
+        """Return the verdict; then of each finding what is sent needlessly, where, and the change to try."""
+        places = [", ".join(filter(None, (finding.module, finding.source))) for finding in self]
+        each = zip(self, places, strict=True)
+        return [self.verdict(), *(f"{finding.why}; {place}; try: {finding.change}" for finding, place in each)]
 
     def to_frame(self) -> pl.DataFrame:
         """Return one row per finding; columns: `COLUMNS`."""

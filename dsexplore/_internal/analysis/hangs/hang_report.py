@@ -10,12 +10,12 @@ import polars as pl
 
 from dsexplore._internal.analysis.hangs.blame import Blame, blame
 from dsexplore._internal.analysis.hangs.call_text import call_line
-from dsexplore._internal.analysis.hangs.hang_text import end_note, sentence
+from dsexplore._internal.analysis.hangs.hang_text import end_note, verdict
 from dsexplore._internal.analysis.hangs.mismatches import Field, Mismatch, mismatches
 from dsexplore._internal.analysis.hangs.rank_calls import JobCalls
 from dsexplore._internal.analysis.hangs.standing import Standing
 from dsexplore._internal.analysis.hangs.wavefront import Wavefront
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 
 Reason = Literal[
     "none",
@@ -148,13 +148,15 @@ MISMATCHES: dict[str, pl.DataType] = {
 
 
 @dataclass(frozen=True, eq=False)
-class HangReport(Displayable):
+class HangReport(Result):
     """Who is to blame for a hang, who waits for whom, and where the ranks of each group diverged."""
+
+    _INTERNAL = frozenset({"conclusion"})
 
     culprits: tuple[int, ...]
     """The ranks that the hang is due to; empty where the evidence does not say."""
-    sentence: str
-    """The cause of the hang in one sentence."""
+    conclusion: str
+    """The text of `verdict`."""
     waiting: pl.DataFrame
     """One row per rank that waits: in which call, and for which ranks; columns: `WAITING`."""
     mismatches: pl.DataFrame
@@ -164,10 +166,10 @@ class HangReport(Displayable):
     suspects: tuple[int, ...] = ()
     """The ranks among which the cause is, where the evidence does not say which of them it is; beside culprits, ranks
     without a record of which it is not known whether they came."""
-    lines: Mapping[int, str] = field(default_factory=dict)
+    sources: Mapping[int, str] = field(default_factory=dict)
     """{culprit: ``file:line`` where it raised, or is outside a collective; else of its diverging or last call}.
 
-    Where no culprit is known, the lines of the suspects."""
+    Where no culprit is known, those of the suspects."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """{rank: its stack when it was ended, innermost call first}."""
     world_size: int = 0
@@ -175,10 +177,18 @@ class HangReport(Displayable):
     """Limits of the evidence: files that could not be read, ranks without a file, …"""
 
     def __str__(self) -> str:
-        return self.sentence
+        return self.conclusion
 
     def __repr__(self) -> str:
-        return f"<HangReport: {self.sentence}>"
+        return f"<HangReport: {self.conclusion}>"
+
+    def verdict(self) -> str:
+        """Return the cause of the hang."""
+        return self.conclusion
+
+    def lines(self) -> list[str]:
+        """Return the verdict, then the limits of the evidence."""
+        return [self.conclusion, *self.notes]
 
     def to_frame(self) -> pl.DataFrame:
         """Return `waiting`, one row per waiting rank."""
@@ -188,10 +198,10 @@ class HangReport(Displayable):
         """Return the report as plain data that can be written as JSON."""
         return {
             "culprits": list(self.culprits),
-            "sentence": self.sentence,
+            "verdict": self.conclusion,
             "reason": self.reason,
             "suspects": list(self.suspects),
-            "lines": {str(rank): line for rank, line in self.lines.items()},
+            "sources": {str(rank): source for rank, source in self.sources.items()},
             "world_size": self.world_size,
             "waiting": self.waiting.to_dicts(),
             "mismatches": self.mismatches.to_dicts(),
@@ -207,14 +217,14 @@ def report_of(job: JobCalls) -> HangReport:
     blamed = blame(job, front, parted)
     return HangReport(
         culprits=blamed.culprits,
-        sentence=sentence(job, front, blamed, parted),
+        conclusion=verdict(job, front, blamed, parted),
         waiting=_waiting(front, parted),
         mismatches=pl.DataFrame(
             [row for mismatch in parted for row in _sides(mismatch)], schema=MISMATCHES, orient="row"
         ),
         reason=reason_of(job, front, blamed),
         suspects=blamed.suspects,
-        lines=_lines(job, front, blamed),
+        sources=_sources(job, front, blamed),
         stacks={rank: calls.stack for rank, calls in job.ranks.items() if calls.stack},
         world_size=job.world_size,
         notes=(*job.notes, *end_note(job, blamed)),
@@ -246,7 +256,7 @@ def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _lines(job: JobCalls, front: Wavefront, blamed: Blame) -> dict[int, str]:
+def _sources(job: JobCalls, front: Wavefront, blamed: Blame) -> dict[int, str]:
     if blamed.culprits:
         return {rank: _line(job, front, blamed, rank) for rank in blamed.culprits}
     return {rank: line for rank in blamed.suspects if (line := _line(job, front, blamed, rank))}

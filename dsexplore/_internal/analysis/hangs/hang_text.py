@@ -31,7 +31,7 @@ from dsexplore._internal.units import format_bytes, format_ranks
 _MOST_ENDS, _MOST_NOTED = 3, 8
 
 
-def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mismatch] = ()) -> str:
+def verdict(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mismatch] = ()) -> str:
     """Return one sentence that names what the hang is due to.
 
     Args:

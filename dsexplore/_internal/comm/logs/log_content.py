@@ -343,7 +343,7 @@ class LogContent:
         compared = self._compared() if show_straggler else None
         self._printer.print_over()
         if print_log:
-            print((self.summary() if compared is None else compared.summary).text())
+            print((self.summary() if compared is None else compared.summary).table_text())
             if compared is not None:
                 print(plain_text(compared.skew))
         if not return_dict:

@@ -16,8 +16,8 @@ import polars as pl
 from dsexplore._internal.capture.collectives.groups import Group
 from dsexplore._internal.comm.logs.log_records import SWITCHED_OFF, Record
 from dsexplore._internal.comm.sweeps.bandwidth import bandwidth, rate_text
-from dsexplore._internal.display import Displayable
-from dsexplore._internal.units import format_bytes, format_count, format_seconds
+from dsexplore._internal.display import Result
+from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
     "name": pl.String(),  # what the op was logged under
@@ -176,7 +176,7 @@ def lines_of(
     return [lines[key] for key in sorted(lines, key=lambda key: (order[key[:3]], *key[3:]))]
 
 
-class CommsSummary(Displayable):
+class CommsSummary(Result):
     """The log as a table, one line per op, layer, group and message size; displays itself in a notebook.
 
     Args:
@@ -185,24 +185,55 @@ class CommsSummary(Displayable):
         waiting: the waits by line, according to the other ranks' logs; the table then has two more columns.
     """
 
+    _INTERNAL = frozenset({"rows", "table_text", "totals"})
+
     def __init__(
         self,
         records: Iterable[Record],
         earlier: Mapping[LineKey, Line] | None = None,
         waiting: Mapping[LineKey, Waiting] | None = None,
     ) -> None:
-        self.lines = lines_of(records, earlier, waiting)
+        self.rows = lines_of(records, earlier, waiting)
         self.is_compared = waiting is not None
         """True if the ranks' logs were compared."""
 
+    def verdict(self) -> str:
+        """Return the op that takes most of the time; without times, how many calls there are and how much they send."""
+        spent: dict[str, float] = {}
+        for line in self.rows:
+            spent[shown_name(line)] = spent.get(shown_name(line), 0.0) + line.total
+        name = max(spent, key=lambda op: spent[op], default="")
+        if not name or not spent[name]:
+            return self.totals()
+        rows = [line for line in self.rows if shown_name(line) == name]
+        calls = format_count(sum(line.count for line in rows), "call")
+        parts = f", the sum of {len(rows):,} rows" if len(rows) > 1 else ""
+        share = format_share(spent[name], sum(spent.values()))
+        return f"{name} takes most of the time: {format_seconds(spent[name])} ({share}) in {calls}{parts}."
+
+    def totals(self) -> str:
+        """Return the number of calls, their bytes and their time, as a sentence."""
+        if not self.rows:
+            return "Nothing was logged."
+        calls = sum(line.count for line in self.rows)
+        size = format_bytes(sum(line.message_bytes * line.count for line in self.rows))
+        off = sum(line.count for line in self.rows if line.op.startswith(SWITCHED_OFF))
+        seconds = format_seconds(sum(line.total for line in self.rows))
+        switched = f"; {off:,} of the calls switched off" if off else ""
+        return f"{calls:,} calls, {size} in messages, times that add up to {seconds}{switched}."
+
+    def lines(self) -> list[str]:
+        """Return the verdict, then the totals."""
+        return list(dict.fromkeys([self.verdict(), self.totals()]))
+
     def to_frame(self) -> pl.DataFrame:
         """Return the table; columns: `COLUMNS`."""
-        return pl.DataFrame([line.row() for line in self.lines], schema=COLUMNS)
+        return pl.DataFrame([line.row() for line in self.rows], schema=COLUMNS)
 
-    def text(self) -> str:
+    def table_text(self) -> str:
         """Return the table as text, with the unit of each column."""
         head: tuple[str, ...] = _HEAD + (WAITING_HEAD if self.is_compared else ())
-        rows = [_cells(line) + (waiting_cells(line) if self.is_compared else ()) for line in self.lines]
+        rows = [_cells(line) + (waiting_cells(line) if self.is_compared else ()) for line in self.rows]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = []
         for row in [head, *rows]:
@@ -211,18 +242,18 @@ class CommsSummary(Displayable):
                 for i, (text, width) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
-        return "\n".join(lines) if rows else "nothing was logged"
+        return "\n".join(lines) if rows else self.verdict()
 
     def __repr__(self) -> str:
         compared = ", ranks compared" if self.is_compared else ""
-        return f"<CommsSummary of {format_count(len(self.lines), 'line')}{compared}>"
+        return f"<CommsSummary of {format_count(len(self.rows), 'line')}{compared}>"
 
     def __str__(self) -> str:
-        """Return `text`, for ``print``."""
-        return self.text()
+        """Return `table_text`, for ``print``."""
+        return self.table_text()
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return len(self.rows)
 
 
 _HEAD = ("op", "layer", "group", "ranks", "message", "count", "total ms", "mean ms", "algbw", "busbw")

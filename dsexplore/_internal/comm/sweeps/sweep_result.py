@@ -8,17 +8,19 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dsexplore._internal.comm.sweeps.bandwidth import bandwidth
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.saved_json import SavedFormat, SavedJson, value_of
 from dsexplore._internal.trace.collectives import OPS
-from dsexplore._internal.units import format_bytes
+from dsexplore._internal.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     import polars
 
 _QUIET = 4
 """One in this many rounds counts for a quiet time: the fastest ones."""
+_LEVEL = 0.9
+"""Fraction of an op\'s best bandwidth that counts as level."""
 _DISTURBED = 1.5
 """Ratio of the mean to the quiet time from which a sweep says that other programs took part."""
 
@@ -97,10 +99,10 @@ class SweepConditions:
 
 
 @dataclass
-class CommSweep(SavedJson, Displayable):
+class CommSweep(SavedJson, Result):
     """All measurements of a sweep; displays itself in a notebook."""
 
-    _INTERNAL = frozenset({"FORMAT", "of"})
+    _INTERNAL = frozenset({"FORMAT", "of", "what"})
 
     FORMAT: ClassVar[SavedFormat] = SavedFormat(
         "dsexplore communication sweep", 1, "sweep of collectives", "CommSweep.save"
@@ -161,8 +163,8 @@ class CommSweep(SavedJson, Displayable):
             "wrong": point.wrong,
         }
 
-    def table(self, op: str) -> str:
-        """Return the rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s.
+    def to_nccl_tests(self, op: str) -> str:
+        """Return the points of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s.
 
         After a ``#``, each row has the spread of its first time: the quiet time, and the mean of the slowest round.
         """
@@ -189,11 +191,38 @@ class CommSweep(SavedJson, Displayable):
                 raise ValueError(f"points[{at}] has no time in its rounds or quartiles, or one of 0 s")
         return cls(conditions, points)
 
-    def lines(self) -> list[str]:
-        """Return the sweep as text lines: conditions, the best bandwidth of each op, wrong results and remarks."""
+    def what(self) -> str:
+        """Return where it was measured, in one line."""
         how = self.conditions
         where = f"{how.nodes} × {how.ranks_per_node} ranks" if how.nodes > 1 else f"{how.ranks} ranks"
-        lines = [f"{how.backend} on {how.device}, {where}, {how.dtype}; {how.software}"]
+        return f"{how.backend} on {how.device}, {where}, {how.dtype}; {how.software}"
+
+    def verdict(self) -> str:
+        """Return where the bus bandwidth of the first op saturates, and the fastest and slowest ops."""
+        rates = {op: [(point.message_bytes, self._busbw(point)) for point in self.of(op)] for op in self.ops}
+        best = {op: max(rate for _, rate in points) for op, points in rates.items()}
+        if not best:
+            return "Nothing was measured."
+        first, top = next(iter(best.items()))
+        low = max((size for size, rate in rates[first] if rate < _LEVEL * top), default=0)
+        level = [size for size, _ in rates[first] if size > low]
+        reached = f"{first} reaches {top:.3g} GB/s of bus bandwidth"
+        if len(level) > 1:
+            reached += f", and keeps {format_share(_LEVEL, 1)} of it from {format_bytes(min(level))} on"
+        else:
+            reached += f", which is not level yet at {format_bytes(max(size for size, _ in rates[first]))}"
+        ranked = sorted(best, key=lambda op: -best[op])
+        if len(ranked) == 1:
+            return f"{reached}."
+        fastest, slowest = (f"{op} ({best[op]:.3g} GB/s)" for op in (ranked[0], ranked[-1]))
+        return f"{reached}; fastest is {fastest}, slowest {slowest}."
+
+    def _busbw(self, point: SweepPoint) -> float:
+        return bandwidth(point.op, point.message_bytes, point.seconds, self.conditions.ranks)[1]
+
+    def lines(self) -> list[str]:
+        """Return the verdict, the best bandwidth of each op, wrong results, and remarks."""
+        lines = [self.verdict()]
         for op in self.ops:
             rows = [self._row(point) for point in self.of(op)]
             best = max(rows, key=lambda row: float(row["busbw"]))
@@ -211,10 +240,10 @@ class CommSweep(SavedJson, Displayable):
         if self.wrong():
             wrong = ", ".join(f"{point.op} of {format_bytes(point.message_bytes)}" for point in self.wrong())
             lines.append(f"WRONG RESULTS: {wrong}")
-        return [*lines, *how.remarks]
+        return [*lines, *self.conditions.remarks]
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join([self.what(), *self.lines()])
 
 
 _TOP = "#                                                              out-of-place                       in-place"
@@ -226,7 +255,7 @@ _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 
 def table_lines(sweep: CommSweep, op: str) -> Iterator[str]:
-    """Yield the header and the rows of `CommSweep.table`.
+    """Yield the header and the rows of `CommSweep.to_nccl_tests`.
 
     Raises:
         UsageError: the op was not measured.

@@ -10,20 +10,22 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import torch.distributed as td
 
 from dsexplore._internal.atomic import writing
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep
 from dsexplore._internal.comm.sweeps.sweep_run import sweep
 from dsexplore._internal.cost.cluster import Cluster, Measured
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.cost.collectives.collective_duration import collective_time
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.hardware import CLUSTERS
 from dsexplore._internal.signatures import names_arguments, with_options
 
 
 @dataclass
-class Calibration(Displayable):
+class Calibration(Result):
     """Measured collectives, each with the time that a cluster file predicts.
 
     Attributes:
@@ -35,6 +37,37 @@ class Calibration(Displayable):
     sweep: CommSweep
     base: Cluster
     cluster: Cluster
+
+    def verdict(self) -> str:
+        """Return how far the measured times are from those that the base predicts."""
+        return f"Collectives take {_range_text(self.to_frame())} times what {self.base.name} predicts."
+
+    def lines(self) -> list[str]:
+        """Return the verdict, and how far the times of each op are from those that the base predicts."""
+        by_op = self.to_frame().partition_by("op", as_dict=True, maintain_order=True)
+        ops = [f"{op}: {points.height} points, {_range_text(points)} times" for (op,), points in by_op.items()]
+        return [self.verdict(), *ops]
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return one row per op and message size.
+
+        Columns: ``op``, ``message_bytes``, ``measured`` and ``predicted`` in seconds, ``factor``: measured over
+            predicted.
+        """
+        here = self.sweep.conditions
+        rows = [
+            (
+                op,
+                point.message_bytes,
+                point.quiet_seconds,
+                collective_time(op, point.message_bytes, here.ranks, here.ranks_per_node, self.base).expected,
+            )
+            for op in self.sweep.ops
+            for point in self.sweep.of(op)
+        ]
+        columns = {"op": pl.String, "message_bytes": pl.Int64, "measured": pl.Float64, "predicted": pl.Float64}
+        frame = pl.DataFrame(rows, schema=columns, orient="row")
+        return frame.with_columns(factor=pl.col("measured") / pl.col("predicted"))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the cluster as a file that `Cluster.load` and predictions take by its path; returns the path.
@@ -97,6 +130,12 @@ def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
     kept = tuple(t for t in base.measured if (t.op, t.nodes, t.ranks_per_node) not in new)
     shared = here.processors if base.topology == "host" else None
     return Calibration(measured, base, replace(base, measured=kept + tables, processors=shared or base.processors))
+
+
+def _range_text(points: pl.DataFrame) -> str:
+    """Return the range of the factors of some points: ``0.8 to 1.4``."""
+    low, high = points.select(low=pl.col("factor").min(), high=pl.col("factor").max()).row(0)
+    return f"{low:.2g} to {high:.2g}"
 
 
 def usual_base(measured: CommSweep) -> str:

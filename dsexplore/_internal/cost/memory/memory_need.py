@@ -26,7 +26,7 @@ from dsexplore._internal.cost.memory.peak_memory import PeakMemory
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.units import format_bytes, format_seconds, format_share
 
-Verdict = Literal["fits", "fits barely", "does not fit"]
+Fit = Literal["fits", "fits barely", "does not fit"]
 
 CONTEXT = 2**30
 """Bytes of the CUDA context and of the kernels that libraries load: 0.5 to 2 GB (stas00/ml-engineering,
@@ -76,7 +76,7 @@ class MemoryNeed(int):
 
     Example:
         >>> memory = trace.predict("h100").memory
-        >>> memory.verdict, memory < memory.available
+        >>> memory.fit, memory < memory.available
         ('fits', True)
     """
 
@@ -112,21 +112,20 @@ class MemoryNeed(int):
         return round(int(self) * (1 + FRAGMENTED[self.expandable_segments])) + self.outside
 
     @property
-    def verdict(self) -> Verdict:
+    def fit(self) -> Fit:
         """``"fits"``; ``"fits barely"``, so that the allocator has to ask again; or ``"does not fit"``."""
         if self.least > self.available:
             return "does not fit"
         return "fits barely" if self.most > self.available else "fits"
 
-    @property
-    def sentence(self) -> str:
-        """Verdict with its numbers; empty where the step fits."""
+    def verdict(self) -> str:
+        """Return whether the step fits, with its numbers."""
         where, of = self.peak.where, f"{self.available / 2**30:.1f} GiB"
         outside = f"{self.outside / 2**30:.1f} GiB outside the allocator"
-        if self.verdict == "does not fit":
+        if self.fit == "does not fit":
             return f"does not fit: {self.peak.tensors / 2**30:.1f} GiB of tensors, most {where}, and {outside}, in {of}"
-        if self.verdict == "fits":
-            return ""
+        if self.fit == "fits":
+            return f"fits: {self.most / 2**30:.1f} of {of} at most"
         near = format_share(max(0, self.available - self.least), self.available)
         return (
             f"fits barely: tensors and the {outside} are within {near} of the {of}, and with its gaps the "
@@ -154,12 +153,10 @@ class MemoryNeed(int):
         """What would need less, the largest first; each by itself."""
         return tuple(sorted(self._saved(), key=lambda saving: -saving.frees))
 
-    @property
-    def text(self) -> str:
-        """Verdict, causes and savings, a line each."""
+    def lines(self) -> list[str]:
+        """Return the verdict, the causes, and what would need less."""
         causes = ", ".join(f"{what} {format_bytes(size)}" for what, size in self.causes.head(5).iter_rows())
-        head = self.sentence or f"fits: {self.most / 2**30:.1f} of {self.available / 2**30:.1f} GiB at most"
-        return "\n".join([head, f"  {causes}", *(f"  {saving}" for saving in self.savings)])
+        return [self.verdict(), causes, *map(str, self.savings)]
 
     def __hash__(self) -> int:
         return hash(int(self))

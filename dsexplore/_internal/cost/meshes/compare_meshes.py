@@ -350,4 +350,4 @@ def _predicted(jobs: Sequence[_Job], machine: Cluster) -> MeshCandidate:
     if prediction.fits:
         prediction.step  # noqa: B018 # simulates the step here, while other meshes are traced
         return MeshCandidate(sizes, prediction, choice=choice)
-    return MeshCandidate(sizes, prediction, prediction.memory.sentence, choice)
+    return MeshCandidate(sizes, prediction, prediction.memory.verdict(), choice)

@@ -13,7 +13,7 @@ import polars as pl
 from dsexplore._internal.cost.cluster import Cluster, Link, Measured
 from dsexplore._internal.cost.range import Range
 from dsexplore._internal.cost.step.prediction import Prediction
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 
 _COMPARED = 3
@@ -42,7 +42,7 @@ class MeshCandidate:
         return text_of({**self.sizes, **self.choice})
 
 
-class MeshComparison(Displayable):
+class MeshComparison(Result):
     """The meshes of one program on one cluster, the fastest first; made by `compare_meshes`.
 
     Attributes:
@@ -100,6 +100,30 @@ class MeshComparison(Displayable):
                 groups.append([before.mesh, after.mesh])
         return groups
 
+    def verdict(self) -> str:
+        """Return the fastest mesh, and which meshes may be as fast or how much faster it is than the next."""
+        steps = [
+            (candidate.mesh, candidate.prediction.step)
+            for candidate in self.ranking
+            if candidate.prediction is not None
+        ]
+        if not steps:
+            return "No mesh can be taken."
+        (best, step), *others = steps
+        fastest = f"{best} is fastest: {step} per step"
+        tied = next((group for group in self.tied if best in group), [])
+        if tied:
+            return f"{fastest}; {' and '.join(mesh for mesh in tied if mesh != best)} may be as fast."
+        if not others or not step.expected:
+            return f"{fastest}."
+        mesh, second = others[0]
+        return f"{fastest}, {second.expected / step.expected:.2g} times as fast as {mesh}."
+
+    def lines(self) -> list[str]:
+        """Return the verdict, the widest part of the range of the fastest mesh, ties, and notes."""
+        ties = [f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}" for group in self.tied]
+        return [self.verdict(), *(self.best.why_wide() if self.ranking else []), *ties, *self.notes]
+
     def to_frame(self) -> pl.DataFrame:
         """Return one row per mesh.
 
@@ -144,7 +168,7 @@ def text_of(sizes: Mapping[str, object]) -> str:
 def _expected(candidate: MeshCandidate) -> tuple[bool, float]:
     if candidate.prediction is None:
         return True, float("inf")
-    return candidate.prediction.memory.verdict == "fits barely", candidate.prediction.expected_step
+    return candidate.prediction.memory.fit == "fits barely", candidate.prediction.expected_step
 
 
 def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:

@@ -126,7 +126,7 @@ def measured_sentence(prediction: Prediction, measured: Trace) -> str:
         else (f"{'longer' if seconds > step.high else 'shorter'} than the predicted {step}")
     )
     late = skew(measured.tables)
-    why = f" {late.sentence}" if late.late_ranks else ""
+    why = f" {late.verdict()}" if late.late_ranks else ""
     return f"Measured: {format_seconds(seconds)} from a step's first collective to {until}, {than}.{why}"
 
 

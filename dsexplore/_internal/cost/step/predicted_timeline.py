@@ -147,12 +147,12 @@ def stream_timeline(prediction: Prediction, color_by: str = "phase", sizes: Size
         color_by,
         prediction.tables,
         sizes,
-        verdict=_verdict(prediction),
+        conclusion=_conclusion(prediction),
         note=note,
     )
 
 
-def _verdict(prediction: Prediction) -> str:
+def _conclusion(prediction: Prediction) -> str:
     """Return a sentence on how long the GPU does not compute in a step, and why, with the seconds of the prediction."""
     step, bubble = prediction.step.expected, prediction.bubble.expected
     parts = {
@@ -220,10 +220,10 @@ def timeline_of_stages(
     letters = ", ".join(f"{kind} {word}" for kind, word in _WORDS.items() if kind in kinds)
     whole = "the time" if step is None else f"the schedule's {format_seconds(end)}"
     more = "" if step is None else f" With what comes before and after it, a step takes {format_seconds(step)}."
-    verdict = f"Stages wait {format_share(share, 1)} of {whole}, the pipeline's bubble ({schedule.name}).{more}"
+    conclusion = f"Stages wait {format_share(share, 1)} of {whole}, the pipeline's bubble ({schedule.name}).{more}"
     note = f"{letters} of the microbatch with this number"
     ties, held = _ties(placed, lanes), _held(schedule, spans, tables)
-    return Timeline(spans, lanes, marks, order, "phase", tables, ties=ties, verdict=verdict, note=note, held=held)
+    return Timeline(spans, lanes, marks, order, "phase", tables, ties=ties, conclusion=conclusion, note=note, held=held)
 
 
 def _held(schedule: Schedule, spans: pl.DataFrame, tables: Tables) -> pl.DataFrame:

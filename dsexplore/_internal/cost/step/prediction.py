@@ -17,7 +17,7 @@ from dsexplore._internal.cost.kernels.async_tp import in_pieces
 from dsexplore._internal.cost.kernels.compute import Attention, slowed_by_communication
 from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
 from dsexplore._internal.cost.kernels.product_time import stated_rate
-from dsexplore._internal.cost.memory.memory_need import MemoryNeed, Saving, outside_bytes
+from dsexplore._internal.cost.memory.memory_need import Fit, MemoryNeed, Saving, outside_bytes
 from dsexplore._internal.cost.memory.memory_savings import Savings
 from dsexplore._internal.cost.memory.peak_memory import PeakMemory, peak_memory
 from dsexplore._internal.cost.range import Range
@@ -34,16 +34,18 @@ from dsexplore._internal.cost.step.range_causes import RangeCause, as_frame, ran
 from dsexplore._internal.cost.step.rank_program import Collective, Options, programs
 from dsexplore._internal.cost.step.schedules import ScheduledAction, read_schedule
 from dsexplore._internal.cost.step.stream_simulation import Span, seconds_by_module
-from dsexplore._internal.display import Displayable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.tables import Tables
-from dsexplore._internal.units import format_share
+from dsexplore._internal.units import format_bytes, format_share
 
 _MUCH_WAITING = 0.25
 """Share of a step from which a note says that the GPU waits for the CPU."""
+_PARTS = {"compute": "compute", "exposed": "exposed communication", "idle": "idle"}
+_FIT: dict[Fit, str] = {"fits": "fit in", "fits barely": "barely fit in", "does not fit": "do not fit in"}
 
 
-class Prediction(Displayable):
+class Prediction(Result):
     """The predicted cost of one step of a traced program on a cluster; made by `Trace.predict`.
 
     Attributes:
@@ -51,7 +53,7 @@ class Prediction(Displayable):
         options: the options of the prediction, see `Options`.
     """
 
-    _INTERNAL = frozenset({"ranks_per_domain", "schedule", "spans", "spans_by_rank", "tables"})
+    _INTERNAL = frozenset({"ranks_per_domain", "schedule", "spans", "spans_by_rank", "tables", "why_wide"})
 
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
         self.tables, self.cluster, self.options = tables, cluster, options
@@ -188,7 +190,7 @@ class Prediction(Displayable):
     @property
     def fits(self) -> bool:
         """True if the tensors, and what is outside the allocator, fit into a GPU, be it barely; see `memory`."""
-        return self.memory.verdict != "does not fit"
+        return self.memory.fit != "does not fit"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -201,8 +203,8 @@ class Prediction(Displayable):
                 "its kernels; how long a CPU needs differs more between machines than anything else here, as the range "
                 "says"
             )
-        if self.memory.sentence:
-            notes.append(self.memory.sentence)
+        if self.memory.fit != "fits":
+            notes.append(self.memory.verdict())
         if self.cluster.price is not None:
             notes.append(f"a step of all {self.tables.info.world_size:,} ranks takes {self.expense()}")
         return tuple(notes)
@@ -246,6 +248,24 @@ class Prediction(Displayable):
     def stages(self) -> list[ScheduledAction]:
         """Return when each pipeline stage is predicted to compute each microbatch; empty without a pipeline."""
         return self._pipeline.placed(EXPECTED) if self._pipeline is not None else []
+
+    def verdict(self) -> str:
+        """Return the time of the step with its range, what most of it is, and whether its memory fits."""
+        step, parts = self.step, {name: getattr(self, name).expected for name in _PARTS}
+        largest = max(parts, key=lambda name: parts[name])
+        share = f", {format_share(parts[largest], step.expected)} of it {_PARTS[largest]}" if step.expected else ""
+        size = format_bytes(int(self.cluster.memory.size))
+        return f"A step takes {step}{share}; {format_bytes(self.memory)} {_FIT[self.memory.fit]} {size} of memory."
+
+    def why_wide(self) -> list[str]:
+        """Return a sentence on the widest part of the range of the step; none if the range has no width."""
+        why = self.step.why
+        return [f"Widest part of the range: {why}."] if why else []
+
+    def lines(self) -> list[str]:
+        """Return the verdict, the widest part of the range, notes, and what needs less memory if the step needs it."""
+        savings = self.memory.savings[:3] if self.memory.fit != "fits" else ()
+        return [self.verdict(), *self.why_wide(), *self.notes, *(f"to need less: {saving}" for saving in savings)]
 
     def to_frame(self) -> pl.DataFrame:
         """Return the frame of `by_module`."""

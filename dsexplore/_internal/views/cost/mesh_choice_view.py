@@ -7,7 +7,7 @@ from typing import Any
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
 from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.cost.prediction_tables import PARTS, STYLE, bar
-from dsexplore._internal.views.cost.prediction_view import PredictionView, why_wide
+from dsexplore._internal.views.cost.prediction_view import PredictionView
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
 from dsexplore._internal.views.page.still_figure import still_figure
@@ -39,39 +39,10 @@ class MeshComparisonView(PlottedView):
             lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}{spent}")
         dropped = len(comparison.candidates) - len(comparison.ranking)
         out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} dropped"
-        remarks = (self._verdict, *self._why_wide(), *self._ties(), *([out] if dropped else []), *comparison.notes)
+        verdict, *reasons = comparison.lines()
+        remarks = (verdict, *([out] if dropped else []), *reasons)
         lines += [f"  {html.plain(line, 400)}" for line in remarks]
         return "\n".join(lines)
-
-    def _ties(self) -> list[str]:
-        return [
-            f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}"
-            for group in self._comparison.tied
-        ]
-
-    def _why_wide(self) -> list[str]:
-        """Return what the widest part of the range of the fastest mesh is."""
-        return why_wide(self._comparison.best) if self._comparison.ranking else []
-
-    @property
-    def _verdict(self) -> str:
-        """Fastest mesh, and by how much; empty if none fits."""
-        steps = [
-            (candidate.mesh, candidate.prediction.step)
-            for candidate in self._comparison.ranking
-            if candidate.prediction is not None
-        ]
-        if not steps:
-            return "No mesh can be taken."
-        (best, step), *others = steps
-        said = f"{best} is fastest: {step} per step"
-        tied = next((group for group in self._comparison.tied if best in group), ())
-        if len(tied) > 1:
-            return f"{said}; {' and '.join(mesh for mesh in tied if mesh != best)} may be as fast."
-        if not others or not step.expected:
-            return f"{said}."
-        mesh, second = others[0]
-        return f"{said}, {second.expected / step.expected:.2g} times as fast as {mesh}."
 
     def html(self) -> str:
         """Return a row per mesh: a bar of the step's parts, times with ranges, memory; then those dropped."""
@@ -84,14 +55,14 @@ class MeshComparisonView(PlottedView):
             for candidate in comparison.candidates
             if candidate.dropped
         ]
-        remarks = html.sentences([*self._why_wide(), *self._ties(), *comparison.notes], 400)
+        remarks = html.sentences(comparison.lines()[1:], 400)
         opened = " open" if len(out) <= _MOST_OPEN else ""
         title = f"Dropped: {len(out):,} of {len(comparison.candidates):,}"
         why = html.table(("mesh", "why"), out, left=(0,), wrap=(1,))
         dropped = f"<details{opened}><summary>{title}</summary>{why}</details>" if out else ""
         drawn = still_figure(self.figure().update_layout(title=None)) if len(rows) > 1 else ""
         head = f'<p>Meshes on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
-        head += html.verdict(self._verdict)
+        head += html.verdict(comparison.verdict())
         table = html.table(HEAD, rows, left=(0, 1, 4))
         return html.fragment(f'<div class="prediction">{head}{drawn}{table}{remarks}{dropped}</div>', STYLE)
 

@@ -9,7 +9,7 @@ from dsexplore._internal.cost.step.predicted_timeline import stream_timeline, ti
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.units import format_bytes, format_share
+from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.cost import prediction_tables as tables
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.still_figure import still_figure
@@ -18,7 +18,6 @@ from dsexplore._internal.views.timeline.timeline_drawing import timeline_html
 from dsexplore._internal.views.view import View
 
 KINDS = ("timeline", "memory", "stages")
-_WORDS = {"compute": "compute", "exposed": "exposed communication", "idle": "idle"}
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 _BESIDE_CONTROLS = ".dsx-beside-controls .widget-html-content{min-width:0;overflow:auto}\n"
 
@@ -38,11 +37,11 @@ class PredictionView(View):
         lines = [
             f"predicted on {prediction.cluster.title}: {prediction.step} per step",
             f"  compute {prediction.compute}; exposed communication {prediction.exposed}; idle {prediction.idle}",
-            *(f"  {html.plain(line, 400)}" for line in why_wide(prediction)),
+            *(f"  {html.plain(line, 400)}" for line in prediction.why_wide()),
             f"  memory {memory}, most {prediction.peak.where}",
             *(f"  {html.plain(note, 400)}" for note in prediction.notes),
         ]
-        if prediction.memory.verdict != "fits":
+        if prediction.memory.fit != "fits":
             lines += [f"  to need less: {html.plain(str(saving), 200)}" for saving in prediction.memory.savings[:3]]
         return "\n".join(lines)
 
@@ -62,8 +61,8 @@ class PredictionView(View):
             compared += html.details(title, tables.beside_table(prediction, measured), opened=True)
         body = [
             f'<p>A step on {html.escape(prediction.cluster.title)} <span class="tag">predicted</span></p>',
-            html.verdict(self._verdict),
-            html.sentences(why_wide(prediction), 400),
+            html.verdict(prediction.verdict()),
+            html.sentences(prediction.why_wide(), 400),
             compared,
             tables.parts_table(prediction),
             timeline_drawing.drawing(stream_timeline(prediction)) if drawn else "",
@@ -89,22 +88,6 @@ class PredictionView(View):
         held = f"{format_bytes(prediction.memory)} of {format_bytes(int(prediction.cluster.memory.size))}"
         peak = f"Peak: {held}, {prediction.peak.where}, of rank {prediction.peak.rank}"
         return f"<p>{html.prose(peak, 300)}</p>{over_step}{tables.memory_table(prediction)}"
-
-    @property
-    def _verdict(self) -> str:
-        """Step's time with its range, what most of it is, and whether its memory fits."""
-        prediction = self._prediction
-        parts = {name: getattr(prediction, name).expected for name in tables.PARTS}
-        largest = max(parts, key=lambda name: parts[name])
-        share = (
-            f", {format_share(parts[largest], prediction.step.expected)} of it {_WORDS[largest]}"
-            if prediction.step.expected
-            else ""
-        )
-        size = int(prediction.cluster.memory.size)
-        fits = {"fits": "fit in", "fits barely": "barely fit in"}.get(prediction.memory.verdict, "do not fit in")
-        memory = f"{format_bytes(prediction.memory)} {fits} {format_bytes(size)} of memory"
-        return f"A step takes {prediction.step}{share}; {memory}."
 
     def page(self, measured: Trace | None = None) -> str:
         """Return a document with many more modules than a notebook's output holds.
@@ -148,9 +131,3 @@ class PredictionView(View):
 
         kinds = [kind for kind in KINDS if kind != "stages" or self._prediction.schedule is not None]
         return explorer(self._prediction, kinds, self, lambda prediction: PredictionView(prediction).html(drawn=False))
-
-
-def why_wide(prediction: Prediction) -> list[str]:
-    """Return a sentence on the widest part of the range of the step; none if the range has no width."""
-    why = prediction.step.why
-    return [f"Widest part of the range: {why}."] if why else []

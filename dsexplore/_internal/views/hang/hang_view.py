@@ -29,7 +29,7 @@ class HangView(View):
 
     def text(self) -> str:
         """Return the sentence, a line for each call in which ranks wait, and the notes."""
-        lines = [html.plain(self._report.sentence, 0)]
+        lines = [html.plain(self._report.verdict(), 0)]
         lines += [f"  {_wait_text(ranks, row)}" for ranks, row in self._waits[:_MOST_ROWS]]
         if len(self._waits) > _MOST_ROWS:
             lines.append(f"  … and {len(self._waits) - _MOST_ROWS} more calls: see waiting")
@@ -43,7 +43,7 @@ class HangView(View):
             most: maximal number of rows in the table.
         """
         report = self._report
-        said = report.sentence[:1].upper() + report.sentence[1:]
+        said = report.conclusion[:1].upper() + report.conclusion[1:]
         parts = [f"<p>{_headline(report)}</p>{html.verdict(said, 0)}"]
         if self._waits:
             rows = [_cells(ranks, row, report) for ranks, row in self._waits[:most]]

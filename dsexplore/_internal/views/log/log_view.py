@@ -7,7 +7,7 @@ from typing import Any
 from dsexplore._internal.comm.logs.log_summary import WAITING_HEAD, CommsSummary, Line, shown_name, waiting_cells
 from dsexplore._internal.comm.sweeps.bandwidth import rate_text
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
+from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import DASHES, LEGEND_ABOVE, themed
 from dsexplore._internal.views.page.theme import SHADE, op_mark
@@ -33,13 +33,13 @@ class CommsSummaryView(PlottedView):
     title = "Comms log"
 
     def __init__(self, summary: CommsSummary) -> None:
-        self._lines = summary.lines
+        self._summary = summary
+        self._lines = summary.rows
         self._is_compared = summary.is_compared
-        self._text = summary.text()
 
     def text(self) -> str:
         """Return the table of the log's summary as text."""
-        return self._text
+        return self._summary.table_text()
 
     def html(self, most: int = _MOST_ROWS) -> str:
         """Return a table of what was sent and how long it took, one row per op, group and message size.
@@ -48,7 +48,7 @@ class CommsSummaryView(PlottedView):
             most: maximal number of rows.
         """
         if not self._lines:
-            return html.fragment("<p><b>Comms log</b> nothing was logged</p>")
+            return html.fragment(f"<p><b>Comms log</b></p>{html.verdict(self._summary.verdict())}")
         longest = max(line.total for line in self._lines)
         rows = [_row(line, longest) + self._waiting(line) for line in self._lines[:most]]
         more = len(self._lines) - len(rows)
@@ -59,7 +59,8 @@ class CommsSummaryView(PlottedView):
             note = note.replace("</p>", f"; {_WAITING_NOTE}</p>")
         head = HEAD + (WAITING_HEAD if self._is_compared else ())
         table = html.table(head, rows, left=(0, 1, 2, 6, 14))
-        return html.fragment(f'{_headline(self._lines)}<div class="log">{table}</div>{rest}{note}', STYLE)
+        head_html = f"<p><b>Comms log</b> {self._summary.totals()}</p>{html.verdict(self._summary.verdict())}"
+        return html.fragment(f'{head_html}<div class="log">{table}</div>{rest}{note}', STYLE)
 
     def _waiting(self, line: Line) -> list[str]:
         return [html.escape(cell, 200) for cell in waiting_cells(line)] if self._is_compared else []
@@ -80,26 +81,6 @@ class CommsSummaryView(PlottedView):
         if kind not in KINDS:
             raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
         return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
-
-
-def _headline(lines: list[Line]) -> str:
-    calls = sum(line.count for line in lines)
-    total = sum(line.message_bytes * line.count for line in lines)
-    off = sum(line.count for line in lines if line.op.startswith("switched_off:"))
-    seconds = sum(line.total for line in lines)
-    text = f"{calls:,} calls, {format_bytes(total)} in messages, times that add up to {format_seconds(seconds)}"
-    head = f"<p><b>Comms log</b> {text}{f'; {off:,} of the calls switched off' if off else ''}</p>"
-    spent: dict[str, float] = {}
-    for line in lines:
-        spent[shown_name(line)] = spent.get(shown_name(line), 0.0) + line.total
-    name = max(spent, key=lambda op: spent[op])
-    if not spent[name]:
-        return head
-    of_name = sum(line.count for line in lines if shown_name(line) == name)
-    share, parts = format_share(spent[name], seconds), sum(shown_name(line) == name for line in lines)
-    calls_text = format_count(of_name, "call") + (f", the sum of {parts:,} rows below" if parts > 1 else "")
-    said = f"{name} takes most of the time: {format_seconds(spent[name])} ({share}) in {calls_text}."
-    return head + html.verdict(said)
 
 
 def _row(line: Line, longest: float) -> list[str]:

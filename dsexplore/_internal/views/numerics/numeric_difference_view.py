@@ -25,12 +25,12 @@ class NumericDifferenceView(View):
         self._rows = rows.filter(~pl.col("same_bits")) if beyond.is_empty() and difference.by_rank else beyond
 
     def text(self) -> str:
-        """Return the sentence."""
-        return html.plain(self._difference.sentence, 0)
+        """Return the lines of the difference."""
+        return html.plain(str(self._difference), 0)
 
     def html(self) -> str:
         """Return the sentence, and a table of the first tensors that differ."""
-        parts = [f"<p><b>{html.escape(self._difference.sentence, 0)}</b></p>"]
+        parts = [f"<p><b>{html.escape(str(self._difference), 0)}</b></p>"]
         if self._rows.height:
             rows = [
                 (

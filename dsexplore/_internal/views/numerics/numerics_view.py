@@ -68,7 +68,7 @@ class NumericsView(View):
     def text(self) -> str:
         """Return the sentence, a line for each of the first tensors that differ, and the notes."""
         report = self._report
-        lines = [html.plain(report.sentence, 0)]
+        lines = [html.plain(report.verdict(), 0)]
         wrong = report.tensors.filter(~pl.col("same") & (pl.col("step") == self._step))
         for row in wrong.head(_MOST_LINES).iter_rows(named=True):
             where = row["name"] if row["phase"] in ("gradient", "optimizer") else row["module"] or report.model
@@ -84,7 +84,7 @@ class NumericsView(View):
         """Return the sentence, the ranks, and the modules with the error of each phase on a logarithmic scale."""
         report = self._report
         what = f"{report.model} on {report.mesh} ({report.world_size} local ranks) against one process"
-        verdict, _, rest = report.sentence.partition(" (" if report.same else ". ")
+        verdict, _, rest = report.verdict().partition(" (" if report.same else ". ")
         parts = [f'<p class="dim">{html.escape(what, 0)}</p>']
         parts.append(html.verdict(f"{verdict}."))
         parts.append(f"<p>{html.escape(rest, 0)}</p>" if rest and not report.same else "")

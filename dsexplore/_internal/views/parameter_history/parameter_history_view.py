@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import polars as pl
-
 from dsexplore._internal.analysis.parameter_history import ParameterHistory
 from dsexplore._internal.placement_text import readable
 from dsexplore._internal.sharding.layout import Sharding
 from dsexplore._internal.sharding.plan import sharding
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.trace.unknown_sizes import format_sum
-from dsexplore._internal.units import format_bytes, format_count
+from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.sharding.sharding_view import ShardingView
 from dsexplore._internal.views.view import View
@@ -36,7 +33,7 @@ class ParameterHistoryView(View):
         """Return where the parameter lies, and a line per moment of it in the step."""
         moments = [f"  {line}" for line in moment_lines(self._history)]
         return "\n".join(
-            [_where(self._history), f"  {_verdict(self._history)}", *moments, f"  ({_note(self._history)})"]
+            [_where(self._history), f"  {self._history.verdict()}", *moments, f"  ({_note(self._history)})"]
         )
 
     def html(self) -> str:
@@ -71,21 +68,8 @@ def history_html(history: ParameterHistory) -> str:
     ]
     titles = ("", "what", "phase", "op", "axis", f"{history.sizes} bytes", "why", "source")
     table = html.table(titles, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if len(history.trace) else ""
-    head = f"<p>{html.prose(_where(history), 400)}</p>{html.verdict(_verdict(history))}"
+    head = f"<p>{html.prose(_where(history), 400)}</p>{html.verdict(history.verdict())}"
     return f'{head}{table}<p class="dim">{html.escape(_note(history), 0)}</p>'
-
-
-def _verdict(history: ParameterHistory) -> str:
-    """Return how much a step sends for the parameter, and with how many others it shares that."""
-    sent = history.moments.filter(pl.col("op").fill_null("") != "")
-    if sent.is_empty():
-        return "Nothing is sent for it."
-    sizes = sent[f"{history.sizes}_bytes"]
-    size = format_sum(int(sizes.sum()), sizes.null_count())
-    words = "on the wire" if history.sizes == "wire" else "in messages"
-    together = int(sent["with_parameters"].max() or 1)  # type: ignore[arg-type]  # of integers
-    shared = f", shared with up to {format_count(together - 1, 'other parameter')}" if together > 1 else ""
-    return f"For this parameter a step sends {size} {words} in {format_count(sent.height, 'collective')}{shared}."
 
 
 def _note(history: ParameterHistory) -> str:

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from dsexplore._internal.sharding.layout import Sharding, dtype_name
 from dsexplore._internal.sharding.memory import PARTS, Assumptions, memory_groups
 from dsexplore._internal.sharding.rank_groups import RankGroup
+from dsexplore._internal.sharding.sharding_text import shape_text
 from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.units import format_bytes, format_count
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.theme import MEMORY
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
-from dsexplore._internal.views.sharding.rank_grid import axis_table, held_table, rank_grid, shape_text, thumbnail
+from dsexplore._internal.views.sharding.rank_grid import axis_table, held_table, rank_grid, thumbnail
 from dsexplore._internal.views.sharding.shard_picture import picture_html, swatch
 
 MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
@@ -95,29 +96,10 @@ def model_html(drawn_mesh: DrawnMesh) -> str:
     return _memory_html(shown) + rank_grid(drawn_mesh, shown.tensors) + _list_html(drawn_mesh)
 
 
-def verdict(shown: Sharding) -> str:
-    """Return how much memory the rank needs that needs most: as many bytes as each other where all are equal."""
-    if not shown.tensors:
-        return ""
-    worst, *others = memory_groups(shown.mesh, shown.tensors, Assumptions())
-    whole = format_bytes(sum(tensor.nbytes for tensor in shown.tensors))
-    who = f"Rank {shown.mesh.rank(worst.first)} holds most" if others else "Each rank holds"
-    return (
-        f"{who}{':' if others else ''} {format_bytes(worst.value[0])} of {whole} of parameters; "
-        f"it needs {format_bytes(sum(worst.value))} with gradients and AdamW."
-    )
-
-
 def text_lines(shown: Sharding) -> list[str]:
-    """Return lines on the rank that needs most memory and the kinds of parameters that hold most."""
-    if not shown.tensors:
-        return ["  no parameters"]
-    worst = memory_groups(shown.mesh, shown.tensors, Assumptions())[0]
+    """Return a line for each of the kinds of parameters that hold most."""
     kinds = sorted(fold_names(shown.tensors), key=lambda kind: -kind.first.nbytes * len(kind.tensors))
-    lines = [
-        f"  rank {shown.mesh.rank(worst.first)} needs most: {format_bytes(worst.value[0])} of parameters, "
-        f"{format_bytes(sum(worst.value))} with gradients and AdamW"
-    ]
+    lines = []
     for kind in kinds[:8]:
         times = f" ×{len(kind.tensors)}" if len(kind.tensors) > 1 else ""
         placements = ", ".join(map(str, kind.first.placements)) or "plain"

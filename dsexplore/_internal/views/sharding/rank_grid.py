@@ -14,6 +14,7 @@ from dsexplore._internal.placement_text import Placement
 from dsexplore._internal.sharding.chunks import ranges_text
 from dsexplore._internal.sharding.layout import Sharding, index_text
 from dsexplore._internal.sharding.rank_groups import RankGroup
+from dsexplore._internal.sharding.sharding_text import shape_text
 from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
@@ -216,11 +217,6 @@ def _held_row(shown: Sharding, tensor: PlacedTensor, group: RankGroup) -> tuple[
         format_bytes(numel * tensor.dtype.itemsize),
         f"<code>{html.escape(example)}</code>",
     )
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """Return a shape as text: ``"8192 × 1024"``; ``"()"`` without dims."""
-    return " × ".join(map(str, shape)) or "()"
 
 
 def rank_table(shown: Sharding, tensor: PlacedTensor) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsexplore._internal.sharding.layout import Sharding, dtype_name
 from dsexplore._internal.sharding.redistribution import Redistribution, Step
 from dsexplore._internal.sharding.tensor import PlacedTensor
-from dsexplore._internal.units import format_bytes, format_count
+from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.sharding import rank_grid, shard_picture
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
@@ -37,7 +37,7 @@ class RedistributionView(View):
         """Return the cost of the redistribution, and a line per step."""
         return "\n".join(
             [
-                f"Redistribute: {_what(self._shown)}: {_needs(self._shown)}",
+                f"Redistribute: {_what(self._shown)}: {self._shown.verdict()}",
                 *(f"  {_line(step)}" for step in self._shown.steps),
             ]
         )
@@ -49,10 +49,10 @@ class RedistributionView(View):
         """
         shown = self._shown
         both = Sharding(shown.name, shown.mesh, [shown.before, shown.after])
-        drawn_mesh, needs = DrawnMesh(both), _needs(shown)
+        drawn_mesh = DrawnMesh(both)
         body = (
             f"<p><b>Redistribute</b> {html.escape(_what(shown), 0)}</p>"
-            + html.verdict(f"{needs[0].upper()}{needs[1:]}.")
+            + html.verdict(shown.verdict())
             + rank_grid.rank_grid(drawn_mesh, both.tensors)
             + f'<div class="way">{_part("before", shown.before, drawn_mesh)}{_steps(shown, drawn_mesh)}'
             + f'{_part("after", shown.after, drawn_mesh)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
@@ -68,21 +68,6 @@ def _what(shown: Redistribution) -> str:
     return (
         f"{html.plain(shown.name)} {tensor.shape} {dtype_name(tensor.dtype)} from {placed[0]} to {placed[1]} on {mesh}"
     )
-
-
-def _needs(shown: Redistribution) -> str:
-    sent = [step for step in shown.steps if step.op]
-    if sent:
-        return f"{_counted(sent)}, {format_bytes(sum(step.wire_bytes for step in sent))} on the wire per rank"
-    return "nothing is sent" + (", each rank cuts what it has" if shown.steps else ": both are the same")
-
-
-def _counted(steps: list[Step]) -> str:
-    """Return the number of each collective: ``"1 all_gather and 2 all_reduces"``."""
-    counts: dict[str, int] = {}
-    for step in steps:
-        counts[step.op] = counts.get(step.op, 0) + 1
-    return " and ".join(format_count(count, op) for op, count in counts.items())
 
 
 def _line(step: Step) -> str:

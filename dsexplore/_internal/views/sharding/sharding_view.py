@@ -21,7 +21,6 @@ from dsexplore._internal.views.sharding.rank_grid import (
     meanings,
     rank_grid,
     rank_table,
-    shape_text,
 )
 from dsexplore._internal.views.sharding.shard_picture import STYLE, picture_html
 from dsexplore._internal.views.view import View
@@ -41,17 +40,16 @@ class ShardingView(View):
 
     def text(self) -> str:
         """Return the tensor and what each axis does to it; for a model, its largest tensors and neediest rank."""
-        shown = self._sharding
+        shown, verdict = self._sharding, f"  {html.plain(self._sharding.verdict(), 0)}"
         if len(shown) == 1:
             (tensor,) = shown.tensors
             head = f"Sharding: {_headline(shown, tensor)}"
-            return "\n".join([head, *_axis_lines(tensor), *_held_lines(shown, tensor)])
-        return "\n".join([f"Sharding: {_model_headline(shown)}", *parameter_list.text_lines(shown)])
+            return "\n".join([head, verdict, *_axis_lines(tensor), *_held_lines(shown, tensor)])
+        return "\n".join([f"Sharding: {_model_headline(shown)}", verdict, *parameter_list.text_lines(shown)])
 
     def html(self) -> str:
         """Return what a rank holds, in a sentence, then pictures, tables and bars, as HTML."""
-        shown = self._sharding
-        return self.picture(_verdict(shown, *shown.tensors) if len(shown) == 1 else parameter_list.verdict(shown))
+        return self.picture(self._sharding.verdict())
 
     def picture(self, verdict: str = "") -> str:
         """Return the same as HTML with another conclusion, or none in a view that has its own."""
@@ -107,32 +105,6 @@ class ShardingView(View):
         )
 
         return explorer(self._sharding, self)
-
-
-def _verdict(shown: Sharding, tensor: PlacedTensor) -> str:
-    """Return how much of the tensor a rank holds: ``Each rank holds 2 × 8, 64 B of 256 B.``"""
-    groups = shown.shapes(tensor)
-    nothing = sum(group.count for group in groups if not math.prod(group.value))
-    shapes = sorted((math.prod(group.value), group.value) for group in groups if math.prod(group.value))
-    if not shapes:
-        return ""
-    (least, smallest), (most, largest) = shapes[0], shapes[-1]
-    size, whole = tensor.dtype.itemsize, f" of {format_bytes(tensor.nbytes)}"
-    part = " (a partial value)" if any(placement.kind == "partial" for placement in tensor.placements) else ""
-    if len(shapes) == 1 and most == tensor.numel:
-        held = f"all of it, {format_bytes(most * size)}{part}"
-    elif len(shapes) == 1:
-        held = f"{shape_text(largest)}, {format_bytes(most * size)}{whole}{part}"
-    else:
-        sizes = (
-            format_bytes(most * size)
-            if least == most
-            else f"{format_bytes(least * size)} to {format_bytes(most * size)}"
-        )
-        held = f"{shape_text(smallest)} to {shape_text(largest)}, {sizes}{whole}{part}"
-    if nothing:
-        return f"{format_count(nothing, 'rank')} of {shown.mesh.size:,} hold nothing; each other holds {held}."
-    return f"Each rank holds {held}."
 
 
 def _headline(shown: Sharding, tensor: PlacedTensor) -> str:

@@ -257,7 +257,7 @@ class SkewView(View):
 
     def text(self) -> str:
         """Return the sentence, and a line for each rank that the others waited for longest."""
-        lines = [self._skew.sentence]
+        lines = [self._skew.verdict()]
         lines += [
             f"  rank {rank}: late at {late:,} of {format_count(collectives, 'collective')}; the others waited "
             f"{format_seconds(kept)} for it, and it waited {format_seconds(waited)}"
@@ -278,7 +278,7 @@ class SkewView(View):
 
     def _html(self, rows: int, *drawn: int) -> str:
         skew = self._skew
-        said = html.verdict(skew.sentence)
+        said = html.verdict(skew.verdict())
         notes = "".join(f'<p class="dim">{html.escape(note, 0)}</p>' for note in self._notes)
         if not self._has_rows:
             return html.fragment(f"<p>{self.title}</p>{said}{notes}", STYLE)
@@ -326,7 +326,7 @@ class SkewView(View):
             TypeError: there are no times.
         """
         if not self._has_rows:
-            raise TypeError(f"no figure: {self._skew.sentence}")
+            raise TypeError(f"no figure: {self._skew.verdict()}")
         import plotly.graph_objects as go
 
         drawn = window(self._skew, _MOST_COLLECTIVES_OF_PAGE, _MOST_LANES_OF_PAGE)

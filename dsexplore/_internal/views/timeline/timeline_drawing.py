@@ -73,9 +73,7 @@ def timeline_html(timeline: Timeline) -> str:
 def title_html(timeline: Timeline) -> str:
     """Return what the timeline is, with its verdict below it."""
     what = html.escape(whole(timeline))
-    if not timeline.verdict:
-        return f"<p><b>{what}</b></p>"
-    return f"<p>{what}</p>{html.verdict(timeline.verdict)}"
+    return f"<p>{what}</p>{html.verdict(timeline.verdict())}"
 
 
 def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsexplore._internal.analysis.timeline_verdict import WORDS
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import Boxes, Indices
 from dsexplore._internal.views.timeline.mark_colors import is_gap, key_order
 from dsexplore._internal.views.timeline.timeline_state import TimelineState
-from dsexplore._internal.views.timeline.timeline_text import AXES, WORDS, span_texts
+from dsexplore._internal.views.timeline.timeline_text import AXES, span_texts
 from dsexplore._internal.views.trace.byte_sizes import size_text
 from dsexplore._internal.views.trace.figure_spec import EMPTY, Spec, label, unique
 

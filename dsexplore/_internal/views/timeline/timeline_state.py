@@ -10,13 +10,14 @@ import polars as pl
 
 from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.analysis.step_timeline import Timeline
+from dsexplore._internal.analysis.timeline_verdict import WORDS
 from dsexplore._internal.trace.unknown_sizes import format_sum
 from dsexplore._internal.units import format_count
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
 from dsexplore._internal.views.timeline.drawn_skew import DrawnSkew
 from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS, colors_of, key_order
-from dsexplore._internal.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
+from dsexplore._internal.views.timeline.timeline_text import axis_text, place, span_texts, ticks, whole
 
 _LEAST = 1e-9
 """Width of the narrowest window, as a fraction of the whole."""
@@ -67,7 +68,7 @@ class TimelineState:
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
-            "verdict": html.plain(timeline.verdict, 600),
+            "verdict": html.plain(timeline.verdict(), 600),
         }
 
     def prepare(self) -> None:

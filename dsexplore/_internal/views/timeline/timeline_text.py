@@ -12,9 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore._internal.analysis.step_timeline import DISK, Timeline
-from dsexplore._internal.trace.schema import PHASES
+from dsexplore._internal.analysis.timeline_verdict import WORDS
 from dsexplore._internal.trace.unknown_sizes import format_sum
-from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
+from dsexplore._internal.units import format_bytes, format_count, format_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import extent
 
@@ -26,8 +26,6 @@ AXES = {
     "slots": "time, of which the forward of a microbatch takes 1 and its backward 2",
 }
 """{`Timeline.order`: what the axis counts}."""
-WORDS = {"wire": "on the wire", "message": "in messages"}
-"""{`Timeline.sizes`: name of the bytes in sentences}."""
 _LENGTHS = {
     "measured": "{} of measured time",
     "predicted": "{} of predicted time",
@@ -88,32 +86,6 @@ def _what(timeline: Timeline) -> str:
     return "a pipeline's stages" if of_stages else format_count(timeline.spans.height, "part")
 
 
-def order_verdict(timeline: Timeline) -> str:
-    """Return what a timeline without times concludes: the longest chain of ranks that wait, or the largest lane."""
-    spans, words = timeline.spans, WORDS[timeline.sizes]
-    unknown = timeline.tables.events[f"{timeline.sizes}_bytes"].null_count()
-    if spans.is_empty() or spans["row"].null_count() or unknown or _is_timed(timeline):
-        return ""
-    ranks = len(timeline.tables.info.ranks)
-    if timeline.order == "rounds":
-        first, last = extent(timeline)
-        return (
-            f"The longest chain in which one waits for the other has {round(last - first):,} of the "
-            f"{format_count(spans.height, 'collective')} of {ranks:,} ranks."
-        )
-    sizes = spans.group_by("lane").agg(pl.col("bytes").sum(), pl.len()).sort("bytes", "lane", descending=[True, False])
-    lane, most, count = sizes.row(0)
-    lane = lane.capitalize() if lane in PHASES else lane
-    total = int(spans["bytes"].sum() or 0)
-    collectives = format_count(spans.height, "collective")
-    if sizes.height == 1 or not total:
-        return f"{html.plain(lane, 60)} sends {format_bytes(total)} {words} in {collectives}."
-    return (
-        f"{html.plain(lane, 60)} sends most: {format_bytes(most)} of {format_bytes(total)} {words} "
-        f"({format_share(most, total)}), in {count:,} of {collectives}."
-    )
-
-
 def axis_text(timeline: Timeline) -> str:
     """Return the meaning of the horizontal axis and of the heights."""
     sized = timeline.spans["bytes"].null_count() < len(timeline.spans)
@@ -125,7 +97,7 @@ def axis_text(timeline: Timeline) -> str:
 
 def timeline_text(timeline: Timeline) -> str:
     """Return the timeline as text: the unit of its axis, and a line per lane."""
-    notes = [f"  {said}" for said in (timeline.verdict, timeline.note) if said]
+    notes = [f"  {html.plain(line, 600)}" for line in timeline.lines()]
     return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
 
 

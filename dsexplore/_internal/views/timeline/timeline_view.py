@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import polars as pl
 
-from dsexplore._internal.analysis.headline import headline
 from dsexplore._internal.analysis.skew import Skew, skew
 from dsexplore._internal.analysis.step_timeline import Timeline
+from dsexplore._internal.analysis.timeline_verdict import is_rank, who_waits
 from dsexplore._internal.cost.step.predicted_timeline import stage_timeline
 from dsexplore._internal.cost.step.schedules import read_schedule
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.skew import skew_view
 from dsexplore._internal.views.timeline.mark_colors import colors_of
 from dsexplore._internal.views.timeline.timeline_drawing import STYLE, drawing, timeline_html, title_html
-from dsexplore._internal.views.timeline.timeline_text import order_verdict, timeline_text
+from dsexplore._internal.views.timeline.timeline_text import timeline_text
 from dsexplore._internal.views.view import View
-
-_RANK = re.compile(r"rank \d+")
 
 
 class TimelineView(View):
@@ -50,7 +47,7 @@ class TimelineView(View):
             return timeline_html(self._concluded)
         is_all = skew_view.window(late).collectives == late.arrivals["instance"].n_unique()
         further = self._further(late)
-        is_all &= all(map(_RANK.fullmatch, {*self._timeline.lanes} - {lane.of for lane in further}))
+        is_all &= all(map(is_rank, {*self._timeline.lanes} - {lane.of for lane in further}))
         waiting = html.fragment(skew_view.drawing(late, further=further if is_all else ()), skew_view.STYLE)
         if not is_all:
             return timeline_html(self._concluded) + waiting
@@ -68,25 +65,15 @@ class TimelineView(View):
             for lane, mark, boxes in of_lane.iter_rows()
         ]
 
-    @property
+    @cached_property
     def _concluded(self) -> Timeline:
-        """Timeline with a verdict: who is late, how much is exposed, or which lane sends most."""
-        timeline, late = self._timeline, self._who_waits
-        if self._stages is not None:
-            return replace(timeline, verdict=self._stages.verdict)
-        if late is not None:
-            said = [late.sentence] if late.late_ranks or not timeline.verdict else []
-            return replace(timeline, verdict=" ".join(filter(None, [*said, timeline.verdict])))
-        time = headline(timeline.tables).time if timeline.order == "measured" and not timeline.verdict else None
-        return replace(timeline, verdict=timeline.verdict or (time.text if time else order_verdict(timeline)))
+        """Timeline with its verdict as a text; that of the stages if it is a pipeline's."""
+        return replace(self._timeline, conclusion=(self._stages or self._timeline).verdict())
 
     @cached_property
     def _who_waits(self) -> Skew | None:
         """Skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
-        lanes = self._timeline.lanes
-        if self._timeline.order != "measured" or len(lanes) < 2 or not _RANK.fullmatch(lanes[0]):
-            return None
-        return self._skew if self._skew.is_timed and not self._skew.arrivals.is_empty() else None
+        return who_waits(self._timeline)
 
     @cached_property
     def _skew(self) -> Skew:

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore._internal.analysis.joint_timeline import joint_timeline, shown_ranks
-from dsexplore._internal.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
+from dsexplore._internal.analysis.plan_difference import SAME, DifferenceSentence, PlanDifference, count_text
 from dsexplore._internal.cost.cluster import HardwareLike
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
@@ -29,7 +29,6 @@ _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
 """Bytes of the view in a notebook and as a page, and minimal bytes of its tree."""
 _SMALL = 16
 _MOST_FINDINGS = 4
-_SAME = "Both communicate the same."
 _WORD = {"axes": "by module", "module": "in the tree", "finding": "findings", "time": "in time"}
 
 STYLE = (
@@ -86,7 +85,7 @@ class TraceDiffView(View):
         head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), 300)}</p>"
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
-            return html.fragment(f'{head}<p class="dim">{_SAME}</p>')
+            return html.fragment(f'{head}<p class="dim">{SAME}</p>')
         said = diff_tree.key() + self._sizes_note(sizes)
         ids = {sentence.about: anchor for sentence, anchor in names.items()}
         below = self._findings(ids.get("finding", "")) + self._in_time(ids.get("time", ""))
@@ -194,12 +193,12 @@ class PlanDifferenceView(View):
 
     def text(self) -> str:
         """Return the sentences."""
-        return "\n".join(html.plain(sentence.text, 400) for sentence in self._difference.sentences) or _SAME
+        return "\n".join(html.plain(line, 400) for line in self._difference.lines())
 
     def html(self) -> str:
         """Return the sentences, and one bar per trace on one scale."""
         if not self._difference.sentences:
-            return html.fragment(html.verdict(_SAME))
+            return html.fragment(html.verdict(self._difference.verdict()))
         sides = (self._difference.before, self._difference.after)
         names = dict.fromkeys(axis or NO_AXIS for side in sides for axis in side.to_frame()["axis"])
         axes = list(names) if len(names) <= MOST_AXES else [*list(names)[: MOST_AXES - 1], OTHER_AXES]

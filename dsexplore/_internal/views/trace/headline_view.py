@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import polars as pl
 
-from dsexplore._internal.analysis.findings.finding import Finding, Findings
+from dsexplore._internal.analysis.findings.finding import NO_FINDING, Finding, Findings
 from dsexplore._internal.analysis.headline import Headline, Sentence
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.trace.schema import NO_AXIS
@@ -20,7 +20,6 @@ from dsexplore._internal.views.view import View
 
 MOST_FINDINGS = 30
 PER = "; wire bytes per rank and step"
-NOTHING = "No rule found anything: see dsexplore._internal.analysis.findings for what they look for."
 
 
 class FindingsView(View):
@@ -34,7 +33,7 @@ class FindingsView(View):
     def text(self) -> str:
         """Return two or three lines per finding: what, where, and what to try."""
         findings = self._findings
-        lines = [f"Findings: {len(findings)}" if len(findings) else f"Findings: none. {NOTHING}"]
+        lines = [f"Findings: {len(findings)}" if len(findings) else f"Findings: none. {NO_FINDING}"]
         for finding in findings[:MOST_FINDINGS]:
             where = ", ".join(html.plain(part, 80) for part in (finding.module, finding.source) if part)
             lines += [
@@ -49,14 +48,8 @@ class FindingsView(View):
     def html(self) -> str:
         """Return a table of the findings, largest saving first."""
         count = f"{len(self._findings):,}{PER if len(self._findings) else ''}"
-        said = html.verdict(largest(self._findings[0])) if len(self._findings) else ""
+        said = html.verdict(self._findings.verdict()) if len(self._findings) else ""
         return html.fragment(f"<p><b>Findings</b> {count}</p>{said}{findings_table(self._findings)}")
-
-
-def largest(finding: Finding) -> str:
-    """Return what the first finding is, how much its change would save, and where, as a sentence."""
-    saves = f", {format_bytes(finding.spare_bytes)} per {finding.per}" if finding.spare_bytes else ""
-    return f"Largest: {finding.why.partition(':')[0]}{saves}" + (f", in {finding.module}." if finding.module else ".")
 
 
 def sizes(finding: Finding) -> str:
@@ -87,7 +80,7 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: It
         attributes: attributes of each row's tag.
     """
     if not len(findings):
-        return f'<p class="dim">{NOTHING}</p>'
+        return f'<p class="dim">{NO_FINDING}</p>'
     rows = [
         (
             html.prose(finding.why, 260),
@@ -141,8 +134,8 @@ class HeadlineView(View):
         self._headline = headline
 
     def text(self) -> str:
-        """Return the sentences."""
-        return "\n".join(html.plain(sentence.text, 500) for sentence in self._headline.sentences) or "Nothing is sent."
+        """Return the lines of the headline."""
+        return "\n".join(html.plain(line, 500) for line in self._headline.lines())
 
     def html(self) -> str:
         """Return the bar and the sentences."""
@@ -161,7 +154,7 @@ def headline_html(
         prediction: prediction of the trace, whose seconds are shown next to the bytes.
     """
     if not headline.sentences:
-        return html.verdict("Nothing is sent: the program called no collective.")
+        return html.verdict(headline.verdict())
     first, *others = [(sentence.text, link(i)) for i, sentence in enumerate(headline.sentences)]
     said = "".join(f"<p>{html.prose(text, 400)}{more}</p>" for text, more in others)
     verdict = html.verdict(first[0], 400, first[1])

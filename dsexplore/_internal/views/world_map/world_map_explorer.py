@@ -7,12 +7,13 @@ from typing import Any
 import ipywidgets
 
 from dsexplore._internal.analysis.world_map import WorldMap
+from dsexplore._internal.analysis.world_map_text import value_text
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.view import View
 from dsexplore._internal.views.widgets.live import LiveBox
 from dsexplore._internal.views.widgets.part_widgets import PlotWidget
-from dsexplore._internal.views.world_map.world_map_figure import heatmap, written
+from dsexplore._internal.views.world_map.world_map_figure import heatmap
 
 ALL = "all axes"
 
@@ -45,7 +46,7 @@ def explorer(world: WorldMap, twin: View) -> LiveBox:
             said.value = "A click on a rank selects what is sent to it."
             return
         box.selection = world.talks_to(rank, chosen_axis())
-        amount = written(world, world.to_shades(chosen_axis())[rank])
+        amount = value_text(world, world.to_shades(chosen_axis())[rank])
         shared = "with" if world.running is not None else "from"
         said.value = html.escape(
             f"rank {rank}: {amount} a step {shared} the recorded ranks; {len(box.selection):,} events selected"

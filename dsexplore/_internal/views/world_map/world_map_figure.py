@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dsexplore._internal.analysis.world_map import WorldMap
-from dsexplore._internal.units import format_bytes, format_seconds
+from dsexplore._internal.analysis.world_map_text import value_text
 from dsexplore._internal.views.page.charts import color_scale
 from dsexplore._internal.views.trace.figure_spec import Spec, byte_axis, finished, json_numbers
 
@@ -32,11 +32,6 @@ class DrawnNode:
 
     numbers: tuple[int, ...]
     cells: tuple[DrawnRank, ...]
-
-
-def written(world: WorldMap, value: float) -> str:
-    """Return a value of the map as text: bytes, or seconds if the map is shaded by seconds."""
-    return format_bytes(value) if world.running is None else format_seconds(value)
 
 
 def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list[DrawnNode]:
@@ -97,7 +92,7 @@ def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
     in_seconds = world.running is not None
     shown_unit = "seconds" if in_seconds else f"{world.sizes} bytes"
     text = [
-        [f"rank {rank}: {written(world, size)} a step" for rank, size in zip(row, of_row, strict=True)]
+        [f"rank {rank}: {value_text(world, size)} a step" for rank, size in zip(row, of_row, strict=True)]
         for row, of_row in zip(ranks.tolist(), shown.tolist(), strict=True)
     ]
     marks = {

@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import polars as pl
-
-from dsexplore._internal.analysis.link_flows import BETWEEN, INSIDE
-from dsexplore._internal.analysis.world_map import Level, WorldMap
+from dsexplore._internal.analysis.world_map import WorldMap
+from dsexplore._internal.analysis.world_map_text import (
+    about_seconds,
+    at_most,
+    link_rows,
+    merged,
+    unknown_bytes,
+    value_text,
+)
 from dsexplore._internal.trace.schema import NO_AXIS
-from dsexplore._internal.trace.steps import in_steps
-from dsexplore._internal.trace.unknown_sizes import what_is_unknown
-from dsexplore._internal.units import format_bytes, format_count, format_ranges, format_seconds
+from dsexplore._internal.units import format_bytes, format_ranges, format_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.style import AXIS_STYLE
 from dsexplore._internal.views.page.theme import AXES, SHADE, axis_number
 from dsexplore._internal.views.view import View
-from dsexplore._internal.views.world_map.world_map_figure import DrawnNode, DrawnRank, node_boxes, written
+from dsexplore._internal.views.world_map.world_map_figure import DrawnNode, DrawnRank, node_boxes
 
 STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
@@ -41,7 +44,6 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius
 .dsx .ramp,.dsx .level i{forced-color-adjust:none}
 """ + "".join(f".dsx .rank.g{i}{{outline:2px solid {axis[0]};outline-offset:-2px}}\n" for i, axis in enumerate(AXES))
 _STYLE = STYLE + AXIS_STYLE
-_NOTHING = "Nothing was sent after start-up: there is no link to draw."
 _MOST_NODES = 40
 _COLUMNS = 4
 """Number of ranks in one row of a node's box."""
@@ -58,12 +60,8 @@ class WorldMapView(View):
         self._world = world
 
     def text(self) -> str:
-        """Return a line about the world, and a line per axis and level of link."""
-        lines = _level_lines(self._world) if self._world.received else [_nothing(self._world)]
-        unknown = _unknown(self._world)
-        if unknown and self._world.received:
-            lines.append(f"More may be sent: {unknown}.")
-        return "\n".join([summary(self._world), *(f"  {line}" for line in lines)])
+        """Return what the map is of, its verdict, and a line per axis and level of link."""
+        return "\n".join([_title(self._world), *(f"  {html.plain(line, 0)}" for line in self._world.lines())])
 
     def html(self) -> str:
         """Return boxes of ranks per node, shaded by what the recorded ranks send them, and a table of links."""
@@ -106,16 +104,18 @@ class Look:
 
 def map_html(world: WorldMap, look: Look = Look()) -> str:
     """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
-    title = f"<p>{html.prose(summary(world), 200)}</p>"
+    unknown = unknown_bytes(world) if world.received else ""
+    more = f" More may be sent: {html.escape(unknown)}." if unknown else ""
+    title = f"<p>{html.prose(_title(world), 200)}</p>{html.verdict(world.verdict(), more=more)}"
     if not world.received:
-        return title + html.verdict(_nothing(world))
+        return title
     top = look.top or float(world.to_shades().max()) or 1.0
     look = replace(look, top=top)
-    return title + _total(world) + _key(world, look) + _nodes_html(world, look) + _table(world, look) + _rules(world)
+    return title + _key(world, look) + _nodes_html(world, look) + _table(world, look) + _rules(world)
 
 
-def summary(world: WorldMap) -> str:
-    """Return one line that describes the world."""
+def _title(world: WorldMap) -> str:
+    """Return what the map is of, in one line."""
     ranks = world.senders or world.tables.info.ranks
     senders = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
@@ -123,43 +123,6 @@ def summary(world: WorldMap) -> str:
     shown = f"what {senders} {send}" if world.running is None else f"how long collectives of {senders} run"
     times = f" ({world.running.times.source})" if world.running is not None else ""
     return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step{times}", 200)
-
-
-def _kind_of_bytes(world: WorldMap) -> str:
-    return "on the wire" if world.sizes == "wire" else "in messages"
-
-
-def _level_lines(world: WorldMap) -> list[str]:
-    most = "" if world.is_even else "at most "
-    lines = [
-        f"{html.plain(level.axis, 30)}, {world.named(level.level)}: {most}{format_bytes(level.bytes)} "
-        f"{_kind_of_bytes(world)} to {format_count(level.peers, 'other rank')}"
-        for level in world.levels
-    ]
-    if world.running is None:
-        return lines
-    at_most = "at most " if len(world.senders) > 1 else ""
-    timed = [
-        f"{line}, {at_most}{format_seconds(level.seconds)}" for line, level in zip(lines, world.levels, strict=True)
-    ]
-    return [*timed, _about_seconds(world)]
-
-
-def _about_seconds(world: WorldMap) -> str:
-    """Return sentences on what the seconds count, and whether they are measured or predicted."""
-    assert world.running is not None
-    times = world.running.times
-    alone = (
-        " Of a collective that one rank alone recorded, waiting for the others is part of what was measured."
-        if times.source == "measured" and len(world.senders) < world.world_size
-        else ""
-    )
-    return (
-        f"Seconds: {html.plain(times.words, 200)}, in which collectives ran that the rank takes part in with a "
-        "recorded one; what runs at the same time counts once, and start-up is left out. A collective has one "
-        f"duration, the least over its recorded ranks: the rest is waiting, and is not counted.{alone} Links have no "
-        "times of their own: theirs are those of the collectives that go over them."
-    )
 
 
 def _key(world: WorldMap, look: Look) -> str:
@@ -189,7 +152,7 @@ def _rules(world: WorldMap) -> str:
     about = (
         "What a collective sends is shared equally among the other ranks of its group; start-up is left out."
         if world.running is None
-        else html.escape(_about_seconds(world), 1000)
+        else html.escape(about_seconds(world), 1000)
     )
     return html.how(f"{framed}{outlined} {about}")
 
@@ -224,7 +187,7 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
     kind += " own" if some and cell.recorded else ""
     kind += f" g{group % len(AXES)}" if group is not None else ""
     spoken = html.escape(
-        f"{rank_text}: {written(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
+        f"{rank_text}: {value_text(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
     )
     share = round(85 * min(1.0, cell.value / look.top))
     shade = f"background:color-mix(in srgb,{SHADE} {share}%,transparent)" if share else ""
@@ -241,87 +204,23 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
 
 
 def _table(world: WorldMap, look: Look) -> str:
-    drawn_levels = _levels(world)
+    rows_of_links = link_rows(world)
     if not look.live and world.running is not None:
-        drawn_levels = _merged(drawn_levels)
-        if len(drawn_levels) == 1:
+        rows_of_links = merged(rows_of_links)
+        if len(rows_of_links) == 1:
             return ""  # the sentence above it says the same
-    top = max((value for *_, value in drawn_levels), default=0) or 1
+    top = max((value for *_, value in rows_of_links), default=0) or 1
     rows = []
-    for axis, links, peers, value in drawn_levels:
+    for axis, links, peers, value in rows_of_links:
         drawn = (
             f'<span class="level"><i class="a{axis_number(axis)}" style="width:{100 * value / top:.3g}%"></i></span>'
         )
-        rows.append((html.axis_key(axis, 40), links, f"{peers:,}", written(world, value), drawn))
+        rows.append((html.axis_key(axis, 40), links, f"{peers:,}", value_text(world, value), drawn))
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
-    head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if _most(world) else ''}", "")
+    head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if at_most(world) else ''}", "")
     marks = [
         f' data-link="{i}" tabindex="0" aria-selected="{str(i == look.link).lower()}"'
         for i in range(len(rows))
         if look.live
     ]
     return html.table(head, rows, left=(0, 1, 4), attributes=marks)
-
-
-def _levels(world: WorldMap) -> list[tuple[str, str, int, float]]:
-    return [(level.axis, world.named(level.level), level.peers, _value(world, level)) for level in world.levels]
-
-
-def _value(world: WorldMap, level: Level) -> float:
-    return level.bytes if world.running is None else level.seconds
-
-
-def _merged(levels: list[tuple[str, str, int, float]]) -> list[tuple[str, str, int, float]]:
-    """Return one row for both levels of an axis whose collectives all go over links of both."""
-    rows: list[tuple[str, str, int, float]] = []
-    for axis, links, peers, value in levels:
-        if rows and (rows[-1][0], rows[-1][3]) == (axis, value):
-            _, before, of_before, _ = rows.pop()
-            rows.append((axis, f"{before} and {links}", of_before + peers, value))
-        else:
-            rows.append((axis, links, peers, value))
-    return rows
-
-
-def _most(world: WorldMap) -> str:
-    """Return ``"at most "`` if the numbers are those of the busiest rank, ``""`` if all recorded ranks send as much."""
-    even = world.is_even if world.running is None else len(world.senders) < 2
-    return "" if even else "at most "
-
-
-def _unknown(world: WorldMap) -> str:
-    """Return half a sentence on bytes after start-up that are not known; empty if all are, or time is shown."""
-    sizes = f"{world.sizes}_bytes"
-    if world.running is not None or not world.tables.events[sizes].null_count():
-        return ""
-    events = in_steps(world.tables.events)
-    return what_is_unknown(events.filter(pl.col(sizes).is_null()), events.height)
-
-
-def _nothing(world: WorldMap) -> str:
-    unknown = _unknown(world)
-    return f"No link is drawn: {unknown}." if unknown else _NOTHING
-
-
-def _total(world: WorldMap) -> str:
-    """Return a paragraph on what goes over links inside a node and between nodes, summed over all axes."""
-    values = world.most if world.running is None else world.most_seconds
-    inside, between = (
-        f"{_most(world) if values[level] else ''}{written(world, values[level])}" for level in (INSIDE, BETWEEN)
-    )
-    near, far = world.named(INSIDE), world.named(BETWEEN)
-    if world.running is None:
-        unknown = _unknown(world)
-        more = f" More may be sent: {html.escape(unknown)}." if unknown else ""
-        return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.{more}")
-    waiting = ", waits for late ranks not counted" if world.running.times.source == "measured" else ""
-    if inside == between:
-        over = f"; all of them go over links {far}" if _cross_nodes(world) else f", {near} and {far} alike"
-        return html.verdict(f"Collectives take {inside} of a rank's step{waiting}{over}.")
-    return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}{waiting}.")
-
-
-def _cross_nodes(world: WorldMap) -> bool:
-    """Return True if the collectives of every axis go over links of both levels."""
-    levels = _levels(world)
-    return 2 * len(_merged(levels)) == len(levels)
