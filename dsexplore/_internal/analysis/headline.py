@@ -74,9 +74,7 @@ class Sentence:
 class Headline(Result):
     """A summary of what a step sends, in words and by axis."""
 
-    _INTERNAL = frozenset(
-        {"events_of", "sentences", "skew", "steady", "step_events", "tables", "timed_events", "times"}
-    )
+    _INTERNAL = frozenset({"events_of", "sentences", "skew", "steady", "step_events", "tables", "times"})
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -369,7 +367,7 @@ class Headline(Result):
         yield Sentence("finding", f"{where}{first.why}{spared}{rest}.", first.rows, module)
 
     @cached_property
-    def timed_events(self) -> pl.DataFrame:
+    def _timed_events(self) -> pl.DataFrame:
         """When the collectives of steps ran whose duration was measured."""
         has_duration = self._timed.select((pl.col("end") > pl.col("start")).fill_null(False)).to_series()
         return self._timed if has_duration.all() else self._timed.filter(has_duration)
@@ -377,28 +375,21 @@ class Headline(Result):
     @cached_property
     def times(self) -> StepTimes | None:
         """Time that collectives run per step, mean over ranks and steps; None if nothing was measured."""
-        return step_times(self.timed_events, self.steps)
+        return step_times(self._timed_events, self.steps)
 
     @property
     def time(self) -> Sentence | None:
         """Sentence about the time that collectives run per step, and how much of it is exposed."""
-        times = self.times
-        if times is None:
+        if self.times is None:
             return None
-        return Sentence(
-            "time", times.sentence(is_async=bool(self.timed_events["is_async"].all())), _positions(self.timed_events)
-        )
+        is_async = bool(self._timed_events["is_async"].all())
+        return Sentence("time", self.times.sentence(is_async=is_async), _positions(self._timed_events))
 
     def _io(self) -> Iterator[Sentence]:
         """Yield the sentence about how long the program stands still for its disk and its input."""
         said = io_sentence(self.tables)
         if said:
             yield Sentence("io", said, np.arange(0))
-
-
-def headline(tables: Tables) -> Headline:
-    """Summarize what a step sends, in words and by axis."""
-    return Headline(tables)
 
 
 def _sends(events: pl.DataFrame) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from dsexplore._internal.analysis.headline import headline
+from dsexplore._internal.analysis.headline import Headline
 from dsexplore._internal.analysis.io_waits import io_sentence
 from dsexplore._internal.analysis.skew import Skew, skew
 from dsexplore._internal.trace.schema import PHASES
@@ -47,7 +47,7 @@ def _of_times(timeline: Timeline) -> str:
     late = who_waits(timeline)
     if late is not None:
         return " ".join(filter(None, [late.verdict() if late.late_ranks or not io else "", io]))
-    time = headline(timeline.tables).time
+    time = Headline(timeline.tables).time
     return io or (time.text if time is not None else "")
 
 

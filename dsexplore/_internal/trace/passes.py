@@ -16,7 +16,7 @@ PASSES = {
     "findings": "dsexplore._internal.analysis.findings.all_rules:findings",
     "skew": "dsexplore._internal.analysis.skew:skew",
     "io_waits": "dsexplore._internal.analysis.io_waits:io_waits",
-    "headline": "dsexplore._internal.analysis.headline:headline",
+    "headline": "dsexplore._internal.analysis.headline:Headline",
     "world_map": "dsexplore._internal.analysis.world_map:world_map",
     "predicted_world_map": "dsexplore._internal.cost.step.predicted_map:predicted_world_map",
     "predict": "dsexplore._internal.cost.step.prediction:predict",
