@@ -387,13 +387,12 @@ class Headline(Result):
 
     def _io(self) -> Iterator[Sentence]:
         """Yield the sentence about how long the program stands still for its disk and its input."""
-        said = io_sentence(self.tables)
-        if said:
+        if said := io_sentence(self.tables):
             yield Sentence("io", said, np.arange(0))
 
 
 def _sends(events: pl.DataFrame) -> bool:
-    """Return True if something of them is sent, or may be, as its size is unknown."""
+    """Return True if any event sends bytes, or may."""
     return bool((events["wire_bytes"].fill_null(1) > 0).any())
 
 

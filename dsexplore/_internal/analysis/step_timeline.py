@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import polars as pl
 
-from dsexplore._internal.analysis import timeline_verdict
+from dsexplore._internal.analysis.timeline_verdict import DrawnSpans
 from dsexplore._internal.analysis.waiting_order import rounds
 from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
@@ -81,7 +81,7 @@ class Timeline(Result):
         ('all_reduce', 'barrier')
     """
 
-    _INTERNAL = frozenset({"conclusion", "has_busy_lane", "held", "tables", "ties"})
+    _INTERNAL = frozenset({"conclusion", "drawn", "has_busy_lane", "held", "tables", "ties"})
 
     spans: pl.DataFrame
     """Columns: `SPANS`; sorted by begin."""
@@ -115,7 +115,12 @@ class Timeline(Result):
 
     def verdict(self) -> str:
         """Return who is late, which time is exposed, what the longest chain is, or which lane sends most."""
-        return self.conclusion or timeline_verdict.verdict(self)
+        return self.conclusion or self.drawn.verdict()
+
+    @property
+    def drawn(self) -> DrawnSpans:
+        """Fields from which the verdict is made."""
+        return DrawnSpans(self.tables, self.spans, self.lanes, self.order, self.sizes)
 
     def lines(self) -> list[str]:
         """Return the verdict, and the note on what letters or times stand for."""

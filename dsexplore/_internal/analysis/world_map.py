@@ -11,26 +11,22 @@ in, or that go over a link; see `analysis.running_times`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore._internal.analysis import world_map_text
 from dsexplore._internal.analysis.link_flows import (
     BETWEEN,
     FLOW,
     INSIDE,
-    axis_name,
     flows_over,
     flows_with,
-    level_of,
 )
-from dsexplore._internal.analysis.running_times import FlowSeconds, RunningTimes, measured_times
+from dsexplore._internal.analysis.running_times import FlowSeconds
 from dsexplore._internal.analysis.step_timeline import Sizes
 from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
@@ -38,11 +34,11 @@ from dsexplore._internal.mesh import parse_mesh
 from dsexplore._internal.trace.steps import in_steps
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.units import format_count
+from dsexplore._internal.trace.unknown_sizes import what_is_unknown
+from dsexplore._internal.units import format_bytes, format_count, format_seconds
 
 Shade = Literal["bytes", "seconds"]
 Box = Literal["node", "domain"]
-NO_TIMES = "no collective of this trace has a measured duration"
 LINKS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),  # a recorded rank
     "axis": pl.String(),
@@ -65,6 +61,17 @@ class Level(NamedTuple):
     """Ranks that a recorded rank sends to, at most."""
     seconds: float = 0.0
     """In which collectives over these links ran, of the recorded rank with most; 0 where no times are known."""
+
+
+class LinkRow(NamedTuple):
+    """What collectives of one axis send over links of one level, or of both levels."""
+
+    axis: str
+    links: str
+    peers: int
+    """Number of ranks sent to."""
+    value: float
+    """Bytes or seconds per rank and step, as the map shows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +125,15 @@ class WorldMap(Result):
 
     def verdict(self) -> str:
         """Return what goes over links inside a node and between nodes, per rank and step."""
-        return world_map_text.verdict(self)
+        return _verdict(self)
 
     def lines(self) -> list[str]:
         """Return the verdict, a line per axis and level of link, and what is unknown or how seconds are counted."""
-        return world_map_text.lines(self)
+        unknown = unknown_bytes(self) if self.received else ""
+        more = [f"More may be sent: {unknown}."] if unknown else []
+        if self.running is not None:
+            more.append(about_seconds(self))
+        return [_verdict(self), *_level_lines(self), *more]
 
     @cached_property
     def links(self) -> pl.DataFrame:
@@ -283,101 +294,100 @@ class WorldMap(Result):
         return {rank: number for number, held in enumerate(self.groups.get(self.axis, ())) for rank in held}
 
 
-def world_map(
-    tables: Tables,
-    ranks_per_node: int = 8,
-    sizes: Sizes = "wire",
-    axis: str | None = None,
-    shade: Shade = "bytes",
-    times: RunningTimes | None = None,
-    box: Box = "node",
-) -> WorldMap:
-    """Build the map of a trace's world.
-
-    Args:
-        tables: the trace.
-        ranks_per_node: ranks on each node; consecutive ranks share a node.
-        sizes: which bytes it shows, wire or message.
-        axis: the axis whose groups are outlined; None for none.
-        shade: what shades the ranks, bytes or seconds.
-        times: source of the seconds; None for measured ones.
-        box: what those ranks are, a node or a domain of several nodes.
-
-    Raises:
-        UsageError: fewer than one rank per node, unknown sizes, axis or shade, or no times for seconds.
-    """
-    if not isinstance(ranks_per_node, int) or ranks_per_node < 1:
-        raise UsageError(f"world_map(ranks_per_node={ranks_per_node!r}): give the ranks on each node, such as 8")
-    if sizes not in get_args(Sizes):
-        raise UsageError(f"world_map(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
-    if shade not in get_args(Shade):
-        raise UsageError(f"world_map(shade={shade!r}): no such shade; they are {', '.join(get_args(Shade))}")
-    rows = in_steps(tables.events.with_row_index("row"))
-    events = rows.with_columns(axis_name().alias("axis"))
-    axes = sorted(set(events["axis"]))
-    if axis is not None and axis not in axes:
-        raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(axes)}")
-    totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum(), pl.len()).sort(FLOW).rows()
-    steps = max(1, events["step"].n_unique())
-    senders = tuple(sorted(tables.events["rank"].unique().to_list()))
-    drawn = replace(map_of(tables, totals, ranks_per_node, steps, senders), sizes=sizes, axis=axis, box=box)
-    return drawn if shade == "bytes" else replace(drawn, running=_running(tables, events, times))
-
-
-def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -> FlowSeconds:
-    """Return the seconds of these events, which have the column ``row`` and a name where there is no axis."""
-    times = times or measured_times(tables)
-    if times is None:
-        raise UsageError(
-            f"world_map(shade='seconds'): {NO_TIMES}; give hardware=… for predicted ones, of a trace with costs=True"
+def _verdict(world: WorldMap) -> str:
+    """Return what goes over links inside a node and between nodes, summed over all axes."""
+    if not world.received:
+        unknown = unknown_bytes(world)
+        return (
+            f"No link is drawn: {unknown}." if unknown else "Nothing was sent after start-up: there is no link to draw."
         )
-    flows = events.select(FLOW).unique(maintain_order=True).with_row_index("line")
-    line = events.join(flows, on=FLOW, how="left", nulls_equal=True, maintain_order="left")["line"]
-    return FlowSeconds(tables, times, flows.drop("line"), events["row"].to_numpy(), line.to_numpy())
-
-
-def map_of(
-    tables: Tables, totals: Iterable[tuple[Any, ...]], ranks_per_node: int, steps: int, senders: tuple[int, ...]
-) -> WorldMap:
-    """Build the map of some events of a trace.
-
-    Args:
-        tables: the trace.
-        totals: rows of `FLOW`, bytes and number of events.
-        ranks_per_node: ranks on each node.
-        steps: number of steps in which that was sent.
-        senders: the ranks whose events are recorded.
-    """
-    members = dict(zip(tables.groups["group"].to_list(), tables.groups["ranks"].to_list(), strict=True))
-    world = max(tables.info.world_size, 1 + max((max(held, default=0) for held in members.values()), default=0))
-    received: dict[str, npt.NDArray[np.float64]] = {}
-    groups: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
-    links: dict[tuple[int, str, str], list[Any]] = {}
-    for rank, axis, group, peer, size, count in totals:
-        peers = [peer] if peer is not None else [other for other in members.get(group, ()) if other != rank]
-        if group in members:
-            groups[axis][tuple(members[group])] = None
-        if not peers or not size:
-            continue
-        received.setdefault(axis, np.zeros(world))[peers] += size / len(peers) / steps
-        for level in (INSIDE, BETWEEN):
-            there = [peer for peer in peers if level_of(rank, peer, ranks_per_node) == level]
-            if there:
-                link = links.setdefault((rank, axis, level), [set(), 0.0, 0])
-                link[0] |= set(there)
-                link[1] += size * len(there) / len(peers)
-                link[2] += count
-    over = tuple(
-        (rank, axis, level, len(peers), round(size / steps), -(-count // steps))
-        for (rank, axis, level), (peers, size, count) in sorted(links.items())
+    values = world.most if world.running is None else world.most_seconds
+    inside, between = (
+        f"{at_most(world) if values[level] else ''}{value_text(world, values[level])}" for level in (INSIDE, BETWEEN)
     )
-    return WorldMap(
-        tables,
-        ranks_per_node,
-        world,
-        steps,
-        received,
-        {axis: tuple(held) for axis, held in groups.items()},
-        over,
-        senders,
+    near, far = world.named(INSIDE), world.named(BETWEEN)
+    if world.running is None:
+        return f"Per rank and step {inside} stay {near}, {between} go {far}."
+    waiting = ", waits for late ranks not counted" if world.running.times.source == "measured" else ""
+    if inside == between:
+        rows = link_rows(world)
+        all_cross = 2 * len(merged(rows)) == len(rows)
+        over = f"; all of them go over links {far}" if all_cross else f", as much {near} as {far}"
+        return f"Collectives take {inside} of a rank's step{waiting}{over}."
+    return f"Per rank and step collectives run {inside} over links {near}, {between} {far}{waiting}."
+
+
+def _level_lines(world: WorldMap) -> list[str]:
+    most = "" if world.is_even else "at most "
+    kind = "on the wire" if world.sizes == "wire" else "in messages"
+    rows = [
+        f"{level.axis}, {world.named(level.level)}: {most}{format_bytes(level.bytes)} {kind} "
+        f"to {format_count(level.peers, 'other rank')}"
+        for level in world.levels
+    ]
+    if world.running is None:
+        return rows
+    seconds = "at most " if len(world.senders) > 1 else ""
+    return [f"{row}, {seconds}{format_seconds(level.seconds)}" for row, level in zip(rows, world.levels, strict=True)]
+
+
+def about_seconds(world: WorldMap) -> str:
+    """Return sentences on what the seconds count, and whether they are measured or predicted."""
+    assert world.running is not None
+    times = world.running.times
+    alone = (
+        " Of a collective that one rank alone recorded, waiting for the others is part of what was measured."
+        if times.source == "measured" and len(world.senders) < world.world_size
+        else ""
     )
+    return (
+        f"Seconds: {times.words}, in which collectives ran that the rank takes part in with a recorded one; what runs "
+        "at the same time counts once, and start-up is left out. A collective has one duration, the least over its "
+        f"recorded ranks: the rest is waiting, and is not counted.{alone} Links have no times of their own: theirs are "
+        "those of the collectives that go over them."
+    )
+
+
+def link_rows(world: WorldMap) -> list[LinkRow]:
+    """Return a row per axis and level of link, the axis with most bytes first."""
+    return [
+        LinkRow(
+            level.axis,
+            world.named(level.level),
+            level.peers,
+            level.bytes if world.running is None else level.seconds,
+        )
+        for level in world.levels
+    ]
+
+
+def merged(rows: list[LinkRow]) -> list[LinkRow]:
+    """Return one row for both levels of an axis if its collectives all go over links of both."""
+    result: list[LinkRow] = []
+    for row in rows:
+        if result and (result[-1].axis, result[-1].value) == (row.axis, row.value):
+            before = result.pop()
+            result.append(LinkRow(row.axis, f"{before.links} and {row.links}", before.peers + row.peers, row.value))
+        else:
+            result.append(row)
+    return result
+
+
+def at_most(world: WorldMap) -> str:
+    """Return ``"at most "`` if the numbers are those of the busiest rank, ``""`` if all recorded ranks send as much."""
+    even = world.is_even if world.running is None else len(world.senders) < 2
+    return "" if even else "at most "
+
+
+def unknown_bytes(world: WorldMap) -> str:
+    """Return half a sentence on bytes after start-up that are not known; empty if all are, or time is shown."""
+    sizes = f"{world.sizes}_bytes"
+    if world.running is not None or not world.tables.events[sizes].null_count():
+        return ""
+    events = in_steps(world.tables.events)
+    return what_is_unknown(events.filter(pl.col(sizes).is_null()), events.height)
+
+
+def value_text(world: WorldMap, value: float) -> str:
+    """Return a value of the map as text: bytes, or seconds if the map is shaded by seconds."""
+    return format_bytes(value) if world.running is None else format_seconds(value)

@@ -17,7 +17,7 @@ PASSES = {
     "skew": "dsexplore._internal.analysis.skew:skew",
     "io_waits": "dsexplore._internal.analysis.io_waits:io_waits",
     "headline": "dsexplore._internal.analysis.headline:Headline",
-    "world_map": "dsexplore._internal.analysis.world_map:world_map",
+    "world_map": "dsexplore._internal.analysis.make_world_map:world_map",
     "predicted_world_map": "dsexplore._internal.cost.step.predicted_map:predicted_world_map",
     "predict": "dsexplore._internal.cost.step.prediction:predict",
     "parameter_history": "dsexplore._internal.analysis.parameter_history:parameter_history",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from dsexplore._internal.analysis.make_world_map import world_map
 from dsexplore._internal.analysis.running_times import RunningTimes, predicted_times
 from dsexplore._internal.analysis.step_timeline import Sizes
-from dsexplore._internal.analysis.world_map import Box, Shade, WorldMap, world_map
+from dsexplore._internal.analysis.world_map import Box, Shade, WorldMap
 from dsexplore._internal.cost.cluster import HardwareLike
 from dsexplore._internal.cost.step.prediction import Prediction, predict
 from dsexplore._internal.trace.tables import Tables

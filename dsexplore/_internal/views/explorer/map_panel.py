@@ -10,9 +10,10 @@ import numpy as np
 import polars as pl
 
 from dsexplore._internal.analysis.link_flows import FLOW, flows_over, flows_with
+from dsexplore._internal.analysis.make_world_map import NO_TIMES, map_of
 from dsexplore._internal.analysis.running_times import FlowSeconds, RunningTimes, measured_times
 from dsexplore._internal.analysis.step_timeline import Sizes
-from dsexplore._internal.analysis.world_map import NO_TIMES, WorldMap, map_of
+from dsexplore._internal.analysis.world_map import WorldMap
 from dsexplore._internal.cost.step.predicted_map import times_of
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.errors import UsageError

@@ -10,7 +10,7 @@ import polars as pl
 
 from dsexplore._internal.analysis.skew import Skew, skew
 from dsexplore._internal.analysis.step_timeline import Timeline
-from dsexplore._internal.analysis.timeline_verdict import is_rank, who_waits
+from dsexplore._internal.analysis.timeline_verdict import is_rank
 from dsexplore._internal.cost.step.predicted_timeline import stage_timeline
 from dsexplore._internal.cost.step.schedules import read_schedule
 from dsexplore._internal.views.page import html
@@ -73,7 +73,7 @@ class TimelineView(View):
     @cached_property
     def _who_waits(self) -> Skew | None:
         """Skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
-        return who_waits(self._timeline)
+        return self._timeline.drawn.who_waits()
 
     @cached_property
     def _skew(self) -> Skew:

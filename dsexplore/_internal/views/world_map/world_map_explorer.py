@@ -6,8 +6,7 @@ from typing import Any
 
 import ipywidgets
 
-from dsexplore._internal.analysis.world_map import WorldMap
-from dsexplore._internal.analysis.world_map_text import value_text
+from dsexplore._internal.analysis.world_map import WorldMap, value_text
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.view import View

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsexplore._internal.analysis.world_map import WorldMap
-from dsexplore._internal.analysis.world_map_text import value_text
+from dsexplore._internal.analysis.world_map import WorldMap, value_text
 from dsexplore._internal.views.page.charts import color_scale
 from dsexplore._internal.views.trace.figure_spec import Spec, byte_axis, finished, json_numbers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsexplore._internal.analysis.world_map import WorldMap
-from dsexplore._internal.analysis.world_map_text import (
+from dsexplore._internal.analysis.world_map import (
+    WorldMap,
     about_seconds,
     at_most,
     link_rows,
