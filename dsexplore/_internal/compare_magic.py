@@ -50,7 +50,7 @@ class CompareMagics(Magics):
     """The magic.
 
     Args:
-        shell: whose cells it runs.
+        shell: the shell that runs the cells.
         open_mesh: returns the mesh of the world that is open, or an empty text.
     """
 

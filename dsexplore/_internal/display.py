@@ -88,7 +88,7 @@ class Displayable:
         names_arguments_of_methods(cls)
 
     def __dir__(self) -> list[str]:
-        """Return the names for users: without those of `_INTERNAL`."""
+        """Return the names for users, without `_INTERNAL`."""
         return sorted({*super().__dir__()} - self._INTERNAL)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

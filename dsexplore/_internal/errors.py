@@ -20,7 +20,7 @@ def full_message(error: BaseException) -> str:
 
 
 class Documented(Exception):
-    """An error whose last line, wherever it is shown, is the address of its page.
+    """An error that ends with the address of its page, wherever it is shown.
 
     The address is a note, which Python, IPython and pytest print below the message: ``str(error)`` is the message.
     """

@@ -28,7 +28,7 @@ CLUSTER_OF = {
 }
 """The cluster that a GPU means where a cluster is asked for."""
 CLUSTERS = DataFiles(Path(__file__).parent / "cost" / "clusters", "cluster", "dgx-h100")
-"""The files of clusters, whose ``gpu`` says what is meant where a GPU is asked for: their own, or the nearest known."""
+"""The files of clusters; ``gpu`` of a file is the GPU that its name means where a GPU is asked for."""
 
 GPU_OF_GENERATION = {
     "ada": "l40s",

@@ -33,7 +33,7 @@ class MagicParser(argparse.ArgumentParser):
         """Run a magic with the options of its line, or print its help; its own errors are shown without a traceback.
 
         Args:
-            line: behind the magic's name.
+            line: the rest of the line after the magic's name.
             run: called with the options. A `UsageError` that the user's cell raised keeps its traceback.
         """
         options = self.parse_line(line)

@@ -1,4 +1,4 @@
-"""Results on standard output, whose reader may close the pipe before it has read all, as ``head`` does."""
+"""Results on standard output; the reader may close the pipe early, as ``head`` does."""
 
 from __future__ import annotations
 

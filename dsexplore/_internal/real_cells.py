@@ -46,7 +46,7 @@ class RankScreen:
     With ``DSEXPLORE_PROGRESS=0`` in the environment, everything is shown at the end only.
 
     Args:
-        shell: the shell whose cell runs.
+        shell: the shell that runs the cell.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -108,7 +108,7 @@ class RealCells:
     """The local ranks of a shell: a new world for each cell, or one that is kept.
 
     Args:
-        shell: the shell whose cells run there.
+        shell: the shell that runs the cells.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -119,7 +119,7 @@ class RealCells:
         self._travel = Travel()
 
     def keep(self, world: RankWorld | EngineCluster) -> None:
-        """Open a world whose ranks persist between cells."""
+        """Open a world with ranks that persist between cells."""
         self.close()
         world.open()
         self.kept, self._travel = world, Travel()

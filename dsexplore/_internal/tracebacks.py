@@ -10,7 +10,7 @@ from dsexplore._internal.user_code import is_user_file
 
 
 def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:
-    """Return the traceback restricted to frames for whose code `is_shown` is true; None if there are none."""
+    """Return the traceback without frames for which `is_shown(code)` is False; None if none is left."""
     entries = []
     while trace is not None:
         if is_shown(trace.tb_frame.f_code):

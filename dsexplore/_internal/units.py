@@ -81,7 +81,7 @@ def format_number(number: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """Return a count with its noun: ``"1 rank"``, ``"1,024 ranks"``; for nouns whose plural takes an s."""
+    """Return a count with its noun, plural with an s: ``"1 rank"``, ``"1,024 ranks"``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

@@ -22,7 +22,7 @@ KEYS = (*_INTEGERS, *_BOOLEANS)
 
 @dataclass(frozen=True, slots=True, order=True)
 class AioConfig:
-    """Settings of transfers between tensors and files. The defaults are those of DeepSpeed's ds_config.
+    """Settings of transfers between tensors and files. The defaults are DeepSpeed's.
 
     Raises:
         UsageError: a value of the wrong type or out of range; the message names key, value and rule.

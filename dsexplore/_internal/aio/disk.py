@@ -51,7 +51,7 @@ class Disk:
     memory_alignment: int
     offset_alignment: int
     is_virtual: bool = False
-    """True for a device of a virtual machine, behind which the host may keep a cache."""
+    """True for a device of a virtual machine; its host may keep a cache."""
 
     @property
     def label(self) -> str:
@@ -175,7 +175,7 @@ def _is_loop(path: str | os.PathLike[str]) -> bool:
 
 
 def _is_virtual(path: str | os.PathLike[str]) -> bool:
-    """Return True if the driver or the model of a file's drive is that of a virtual machine."""
+    """Return True if the driver or the model of a file's drive belongs to a virtual machine."""
     number = Path(path).stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     drives = [block, block.parent]  # of a partition, the second is its drive

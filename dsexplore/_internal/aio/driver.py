@@ -241,7 +241,7 @@ def _sort_out(finished: Completions, lengths: list[int], odd: list[tuple[int, in
 
 
 def drain(engine: Engine) -> None:
-    """Wait for requests whose results no longer matter, because an exception is being raised."""
+    """Wait for requests in flight, ignoring their results, because an exception is being raised."""
     engine.take()
     while engine.in_flight:
         engine.wait(engine.in_flight)

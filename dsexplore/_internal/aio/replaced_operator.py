@@ -1,4 +1,4 @@
-"""Replace DeepSpeed's ``aio_handle`` by this package's, for a job whose states DeepSpeed keeps on a disk.
+"""Replace DeepSpeed's ``aio_handle`` by this package's, for a job that keeps states on a disk.
 
 DeepSpeed's swappers make their handles of what ``AsyncIOBuilder().load()`` returns, so that is what is replaced:
 nothing is compiled, a trace sees each read, write and wait, and lost bytes are errors. Handles made before stay
@@ -17,7 +17,7 @@ from dsexplore._internal.errors import UsageError
 
 _OURS = {"aio_handle": aio_handle, "aio_read": aio_read, "aio_write": aio_write}
 _NAME = "async_io"
-"""What DeepSpeed's builder calls its operator; a builder derived from it, as that of GPUDirect Storage, has another."""
+"""Name of the operator in DeepSpeed's builder; derived builders, such as GPUDirect Storage's, have another."""
 
 
 class ReplacedOperator(AbstractContextManager["ReplacedOperator"]):

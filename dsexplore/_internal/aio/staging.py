@@ -19,7 +19,7 @@ _LARGEST_STAGE = 64 << 20
 
 
 _POINTERS = re.compile(r"[OPz&]|Z(?![fdg])")
-"""What stands for an address in the format of a buffer, where ``Zd`` is a complex number."""
+"""Code of an address in the format of a buffer, where ``Zd`` is a complex number."""
 
 
 class TransferBuffer(Protocol):

@@ -22,14 +22,14 @@ from dsexplore._internal.units import format_bytes, parse_size
 _MIN_BYTES = 64 << 20
 """Smallest size that is written: less says nothing of a cache."""
 _NUM_WRITES = 64
-"""Equal pieces of the file, each of which is timed."""
+"""Number of equal pieces of the file; each is timed."""
 _MAX_CALL_BYTES = 256 << 20
 """Bytes that are written by one call at most."""
 
 
 @names_arguments
 def sustained_writes(folder: str | os.PathLike[str], size: int | str = "32GiB") -> SustainedWrites:
-    """Write one large file with direct I/O and say where the disk gets slower, as drives do whose cache is full.
+    """Write one large file with direct I/O and say where the disk gets slower, as a drive does once its cache is full.
 
     A sweep writes up to a GiB at a time, which the fast part of a drive (SLC cache, the cache of a controller or of a
     host) may hold; checkpoints and swapped states are larger. The file is removed.

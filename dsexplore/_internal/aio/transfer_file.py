@@ -103,7 +103,7 @@ class TransferFile:
 
     @property
     def boundary(self) -> int:
-        """Bytes on whose multiples direct requests start and end, so that they share no page with a tail."""
+        """Alignment in bytes of the start and end of direct requests, so that they share no page with a tail."""
         return max(PAGE, self.alignment.offset) if self.direct else 1
 
     def plain_fd(self) -> int:

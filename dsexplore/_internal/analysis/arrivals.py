@@ -9,7 +9,7 @@ end together, such as a broadcast, to which a receiver may come late without hol
 Worked example: ranks 0, 1 and 2 begin an all_reduce at 0, 2 and 200 ms, and leave it at 205 ms. Its transfer takes
 5 ms, the least of 205, 203 and 5. Ranks 0 and 1 waited for 200 and 198 ms, and rank 2 was late by 200 ms.
 
-A rank is *held up* where it comes late though its own program took no longer than that of the others since the last
+A rank is *held up* if it comes late although its program took no longer than the others' since the last
 collective that had ended on it: it waited for another rank there, or that collective was a slow one.
 """
 

@@ -93,7 +93,7 @@ class Headline(Result):
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
         """At most eight, each with its events: where the recording stopped, late ranks, experts with uneven traffic,
-        axes, modules, findings, exposed time, and how long the program stands still for its disk and its input."""
+        axes, modules, findings, exposed time, and time blocked on disk and input."""
         events = self.tables.events
         if events.is_empty():
             return tuple(self._io())
@@ -280,7 +280,7 @@ class Headline(Result):
         return what_is_unknown(self.tables.events[unknown], self._coded.height)
 
     def _outside_steps(self, clauses: dict[Phase, str], is_said: Callable[[pl.DataFrame], bool]) -> list[str]:
-        """Return the clauses on what the phases outside of steps send, of those whose events `is_said` is true of."""
+        """Return a clause per phase outside of steps on what it sends, for phases whose events pass `is_said`."""
         outside = self._events_outside_steps
         return [text.format(self._per_rank(phase)) for phase, text in clauses.items() if is_said(outside[phase])]
 
@@ -368,7 +368,7 @@ class Headline(Result):
 
     @cached_property
     def _timed_events(self) -> pl.DataFrame:
-        """When the collectives of steps ran whose duration was measured."""
+        """Start and end of the collectives in steps that have a measured duration."""
         has_duration = self._timed.select((pl.col("end") > pl.col("start")).fill_null(False)).to_series()
         return self._timed if has_duration.all() else self._timed.filter(has_duration)
 
@@ -386,7 +386,7 @@ class Headline(Result):
         return Sentence("time", self.times.sentence(is_async=is_async), _positions(self._timed_events))
 
     def _io(self) -> Iterator[Sentence]:
-        """Yield the sentence about how long the program stands still for its disk and its input."""
+        """Yield the sentence about the time that the program blocks on disk and input."""
         if said := io_sentence(self.tables):
             yield Sentence("io", said, np.arange(0))
 

@@ -1,7 +1,7 @@
 """Comparison of what two ranks do: their traces, written so that the number of a rank does not show.
 
 A peer becomes its distance in the group, a root its position in it, and a group its axis, its size and the distances
-between its members. Steps, ops, modules, bytes, shapes, causes and source lines stay as they are. Times, notes and the
+between its members. Steps, ops, modules, bytes, shapes, causes and source lines are unchanged. Times, notes and the
 names of groups are omitted, and parameters' local shapes where the caller can compute them.
 """
 

@@ -2,7 +2,7 @@
 
 The runs are of two plans, two commits or two versions of torch, or of one program that was run twice.
 
-Runs of the same ranks whose tensors have the same sizes are compared rank by rank, and first of all by the bits. Other
+Runs with the same ranks and tensor sizes are compared rank by rank, bits first. Other
 runs, as of two plans, are compared by whole tensors: what the ranks hold, and what the calls of a module return in a
 step, adds up, norms as squares and means as sums, and where they hold more elements together than the other run, they
 are taken for copies.
@@ -130,7 +130,7 @@ class NumericDifference(Result):
     def first(self) -> dict[str, object] | None:
         """First row of `to_frame` that differs beyond rounding; of runs rank by rank else in bits; None for none.
 
-        What runs inside a module whose output is the same counts as right, and so do scales of the loss: gradients of
+        Modules inside one with equal outputs count as right, and so do scales of the loss: gradients of
         outputs are compared rank by rank alone.
         """
         rows = self._rows if self.by_rank else self._rows.filter(pl.col("phase") != "backward")

@@ -1,7 +1,7 @@
 """`PlanDifference`: what a step of one trace, B, sends more or less than a step of another, A, in words and in rows.
 
-All numbers are means per rank and step, those of start-up per rank, so that traces of other numbers of ranks and steps
-can be compared.
+All numbers are means per rank and step (start-up: per rank), so traces with different numbers of ranks and steps can be
+compared.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def plan_difference(before: Tables, after: Tables) -> PlanDifference:
 
 
 def _rows_per_step(side: Headline) -> pl.DataFrame:
-    """Count and bytes per module × op × axis × phase, per rank and step; those of `OUTSIDE_STEPS` per rank."""
+    """Return count and bytes per module × op × axis × phase: per rank and step, in `OUTSIDE_STEPS` per rank."""
     totals = []
     apart = pl.concat([side.events_of(phase) for phase in OUTSIDE_STEPS])
     for events, share in ((side.step_events, side.ranks * side.steps), (apart, side.ranks)):

@@ -98,7 +98,7 @@ def _shortest_events(events: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFram
 
 
 def _messages(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the messages whose peer is known, with columns that are equal for a send and its receive."""
+    """Return the messages with a known peer, with columns that are equal for a send and its receive."""
     sends = pl.col("op") == "send"
     messages = events.filter(pl.col("op").is_in(POINT_TO_POINT) & pl.col("peer").is_not_null()).with_columns(
         name=pl.col("group").str.replace(r"@\d+$", ""),

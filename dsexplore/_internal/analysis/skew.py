@@ -1,6 +1,6 @@
 """`Skew`: who comes late to collectives, how long the others wait for it, and what the transfer itself takes.
 
-The time of a collective on a rank is made of two: the transfer, whose duration is the least over the ranks, as the rank
+A rank spends two times in a collective: the transfer, which is the least time over the ranks, as the rank
 that came last waited for nobody; and the waiting, which is the rest. The two add up to what was measured. The *skew* of
 a collective is how far apart its ranks start it. `analysis.arrivals` says who is late in one collective,
 `analysis.late_ranks` who is late again and again.
@@ -296,7 +296,7 @@ def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def _slow_links(rows: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
-    """Return the ranks whose collectives all take twice as long, without waiting, as those of groups without them.
+    """Return the ranks whose collectives all take twice as long, without waiting, as in groups without them.
 
     Returns:
         ``rank``, and ``by`` if given: then only collectives with equal values of it are compared, except for groups,

@@ -65,7 +65,7 @@ WAITING = "waiting"
 DISK, STILL = "disk", "stands still"
 """Lanes and marks of reads and writes, and of the times that the program stood still for these or for its input."""
 _MOST_IN_ROUNDS = 300_000
-"""Events of simulated ranks whose rounds are found: they take 2 µs each. More of them stand in program order."""
+"""Most events of simulated ranks that are placed in rounds, at 2 µs each; above, program order is used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +128,7 @@ class Timeline(Result):
 
     @property
     def has_busy_lane(self) -> bool:
-        """True if a lane always computes or waits, as that of a stage or of the compute stream does."""
+        """True if a lane always computes or waits, such as a pipeline stage or the compute stream."""
         return WAITING in self.marks
 
     def to_frame(self) -> pl.DataFrame:
@@ -213,7 +213,7 @@ def timeline_of(
 
 
 def _add_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Return spans with those of reads, writes and waits, all since the first start of any; and the marks of these."""
+    """Return spans with reads, writes and waits added, in seconds since the first start; and the added marks."""
     events, io = tables.events, tables.io
     first = io["start"].min()
     assert isinstance(first, int)

@@ -42,7 +42,7 @@ def step_times(timed: pl.DataFrame, steps: int) -> StepTimes | None:
     """Return the time that collectives run per step, mean over ranks and steps; None without collectives.
 
     Args:
-        timed: collectives of steps whose duration was measured.
+        timed: collectives in steps that have a measured duration.
         steps: number of steps that they are of.
     """
     if timed.is_empty():

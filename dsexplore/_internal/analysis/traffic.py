@@ -28,10 +28,10 @@ def traffic_by_axis(events: pl.DataFrame, timed: pl.DataFrame, share: int, timed
     """Return one row per axis, most wire bytes first; columns: `COLUMNS`.
 
     Args:
-        events: those of steady steps, with ``weight``, the number of ranks that the event's rank represents.
+        events: the events of steady steps, with ``weight``, the number of ranks that the event's rank represents.
         timed: rank, axis, start and end of the same events.
-        share: number of ranks, with those that others represent, times that of steps.
-        timed_share: number of recorded ranks times that of steps.
+        share: number of ranks, including represented ones, times number of steps.
+        timed_share: number of recorded ranks times number of steps.
     """
     sums = (
         events.lazy()

@@ -40,7 +40,7 @@ def most_sent(uneven: pl.DataFrame) -> MostSent | None:
 
 
 def uneven_sends(tables: Tables) -> pl.DataFrame:
-    """Return what each rank is sent by all_to_alls of the steps whose splits are uneven; see `sent_to_ranks`.
+    """Return what uneven all_to_alls in steps send to each rank; see `sent_to_ranks`.
 
     A rotation is even: each rank sends all to one rank, and receives as much from one, as in ring attention.
     """

@@ -1,4 +1,4 @@
-"""Groups for whose axis no name is known, and the option that gives one."""
+"""Groups on an axis without a name, and the option that names it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def naming_notes(tables: Tables) -> list[str]:
 
 
 def _mesh_along(ranks: Sequence[int], world_size: int) -> str:
-    """Return a mesh of which ranks are an axis; "" if they are at uneven distances.
+    """Return a mesh on which the ranks form an axis; "" if they are at uneven distances.
 
     Example: ranks 1 and 3 of 4: ``"dp=2,tp=2"``.
     """

@@ -49,7 +49,7 @@ class _World:
     batches: Sequence[int | None]
     ranks: dict[int, _Rank]
     members: dict[str, list[int]]
-    """{group: those of its ranks that are in the trace}."""
+    """{group: its ranks in the trace}."""
     round_of: npt.NDArray[np.int64]
     sent: dict[_Channel, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     """The rounds of messages on their way."""

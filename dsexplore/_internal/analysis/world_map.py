@@ -4,8 +4,8 @@ What a collective sends is shared equally among the other ranks of its group, as
 trace knows the least that a rank must send, and not the ring or tree that a library chooses. A message from point to
 point goes to its peer. What is sent at start-up is omitted, and the rest is per step.
 
-Where times are known the map may be shaded by seconds: those of a step in which collectives ran that a rank takes part
-in, or that go over a link; see `analysis.running_times`.
+If times are known the map can be shaded by seconds per step: of the collectives that a rank takes part in, or that go
+over a link; see `analysis.running_times`.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def all_gather_coalesced(
             passed to torch's function unchanged.
         input_tensors: this rank's.
         group: the process group; None for the world.
-        async_op: return a handle immediately, whose ``wait()`` waits for all of them.
+        async_op: return a handle immediately; its ``wait()`` waits for all of them.
         prof: record the call even if the log does not record all.
         log_name: the name it is recorded under.
         debug: the caller's name.

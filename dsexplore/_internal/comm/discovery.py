@@ -96,7 +96,7 @@ def _single_node(environment: Mapping[str, str]) -> bool:
 
 
 def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict[str, str]:
-    """Return a torch launcher's variables from those of ``mpirun``; the master's address and port are kept if set."""
+    """Return the variables of a torch launcher, made from mpirun's; the master's address and port are kept if set."""
     if "MASTER_ADDR" not in environment and not _single_node(environment):
         hint = "set MASTER_ADDR to the node of rank 0, or install mpi4py, which finds it"
         raise UsageError(f"mpirun started this on several nodes and MASTER_ADDR is not set: {hint}")
@@ -108,7 +108,7 @@ def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict
 
 
 def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a torch launcher's variables from those of Azure Machine Learning."""
+    """Return the variables of a torch launcher, made from Azure Machine Learning's."""
     variables = _ranks_of_open_mpi(environment, "Azure ML")
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == variables["WORLD_SIZE"]:
         variables["MASTER_ADDR"] = _needed(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
@@ -121,7 +121,7 @@ def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_sagemaker(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a torch launcher's variables from those of SageMaker, which sets the master's address itself."""
+    """Return the variables of a torch launcher, made from SageMaker's, which sets the master's address itself."""
     return _ranks_of_open_mpi(environment, "SageMaker")
 
 
@@ -143,7 +143,7 @@ def from_mpi4py(distributed_port: int) -> dict[str, str]:
 
 
 def _local_address() -> str:
-    """Return the address at which other nodes reach this one: that of the interface of the default route."""
+    """Return the address of the default route's interface, at which other nodes reach this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # a documentation address; connecting a datagram socket sends nothing
@@ -160,13 +160,13 @@ def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbos
 
 @names_arguments
 def patch_aml_env_for_torch_nccl_backend(master_port: int = _AML_PORT_OF_SEVERAL_NODES, verbose: bool = True) -> None:
-    """Set the variables of a torch launcher from those of Azure Machine Learning."""
+    """Set the variables of a torch launcher from Azure Machine Learning's."""
     _set(from_aml({"MASTER_PORT": str(master_port), **os.environ}), verbose)
 
 
 @names_arguments
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
-    """Set the variables of a torch launcher from those of SageMaker."""
+    """Set the variables of a torch launcher from SageMaker's."""
     _set(from_sagemaker(os.environ), verbose)
 
 

@@ -15,7 +15,7 @@ from dsexplore._internal.comm.logs.logger import comms_logger
 from dsexplore._internal.comm.switches import Noop
 
 WorkHandle = td.Work | Noop
-"""What a call returns to wait for: torch's handle, or that of a call that a switch suppressed."""
+"""Handle of a call: torch's, or a completed one if a switch suppressed the call."""
 
 CopyBack = tuple[torch.Tensor, torch.Tensor]
 """A tensor of the caller, and the contiguous copy that was sent instead."""
@@ -30,7 +30,7 @@ def copy_back(copies: Sequence[CopyBack]) -> None:
 
 
 class Handle(td.Work):
-    """torch's handle of an asynchronous call, whose errors name op, group and rank.
+    """torch's handle of an asynchronous call, with errors that name op, group and rank.
 
     When the call completes, data received into contiguous copies is copied back to the callers' tensors.
 

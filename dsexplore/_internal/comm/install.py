@@ -1,4 +1,4 @@
-"""Replace the functions of ``deepspeed.comm`` by those of this package, for a job that is written for DeepSpeed.
+"""Replace the functions of ``deepspeed.comm`` by this package's, for a job that is written for DeepSpeed.
 
 `install` does it when it is called or, if DeepSpeed is not imported yet, once it is; `uninstall` undoes it.
 
@@ -213,7 +213,7 @@ class _WhenImported(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of ``deepspeed.comm``, whose loader then calls the function; None for any other module."""
+        """Return the spec of ``deepspeed.comm`` with a loader that calls the function; None for any other module."""
         if fullname != DEEPSPEED:
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)

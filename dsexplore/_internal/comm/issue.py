@@ -211,7 +211,7 @@ def stage(spelling: Spelling, args: tuple[Any, ...], name: str, live: Any) -> tu
 
 
 def _refuse(tensor: torch.Tensor, name: str, live: Any) -> None:
-    """Raise for a tensor whose memory is not there."""
+    """Raise if a tensor has no memory."""
     try:
         storage_of(tensor)
     except UsageError as error:

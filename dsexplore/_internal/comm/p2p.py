@@ -195,7 +195,7 @@ def _staged(operation: Any, live: Any) -> tuple[Any, list[CopyBack]]:
 
 
 def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> LoggedCall:
-    """Return the label of a batch of operations, with those of their ops that are to be logged."""
+    """Return the label of a batch of operations, with the ops that are logged."""
     call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
     spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
     call.ops = {spelling.op for spelling in spellings if comms_logger.wants(spelling, log_name, prof)}

@@ -30,7 +30,7 @@ class Spelling:
     op: str
     call: Callable[..., Any]
     c10d_op: str = "c10d::barrier"
-    """The op that the call issues; if it issues none, an op whose message is counted in the same way."""
+    """Op that the call issues; if it issues none, an op with the same message size."""
     as_op: AsOp = tuple
     reads: tuple[int, ...] = ()
     """Positions of tensor arguments that are only read."""
@@ -92,7 +92,7 @@ def _wrap_both(args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _input_second(args: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of an op whose second one is a list with the call's first tensor."""
+    """Return the arguments with the first tensor in a list as the second one."""
     return [], [args[0]]
 
 

@@ -1,7 +1,7 @@
 """Switches that turn collectives off, to measure how long a step takes without them.
 
 A switch acts on the calls that go through `dsexplore.comm`, in every spelling of its collective. The tensors
-stay as they are, so what the program computes is wrong while a switch is off: only its duration means something.
+are unchanged, so the program computes wrong values while a switch is off: only its duration means something.
 """
 
 from __future__ import annotations

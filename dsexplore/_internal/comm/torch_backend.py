@@ -1,4 +1,4 @@
-"""`TorchBackend`: torch.distributed behind DeepSpeed's backend interface; and what else ``deepspeed.comm.torch`` has.
+"""`TorchBackend`: torch.distributed with DeepSpeed's backend interface; and the rest of ``deepspeed.comm.torch``.
 
 ``DS_COMM_ALL_GATHER_OFF`` and the like are True while the switch of that collective is off; setting one turns it.
 """

@@ -1,4 +1,4 @@
-"""Abilities of the installed torch, asked by version or by feature. The declared range is that of pyproject.toml."""
+"""Abilities of the installed torch, by version or by feature; pyproject.toml declares the range of versions."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Reading:
 
 
 def plain_readings(mesh: Mesh) -> tuple[Reading, ...]:
-    """Return the readings of a tensor whose own mesh is the joint one."""
+    """Return the coordinates of a tensor that lies on the joint mesh itself."""
     pairs = zip(mesh.axes, mesh.shape, strict=True)
     return tuple(Reading(name, size, ((axis, 1, size, 1),)) for axis, (name, size) in enumerate(pairs))
 

@@ -87,7 +87,7 @@ class Sharding(Result):
     def redistribute(self, placements: object) -> Redistribution:
         """Return the tensor before and after a redistribute, and the collectives between, with their bytes.
 
-        Steps are those of torch's planner on a mesh without flattened axes, for which it would merge some. The result
+        The steps are the ones that torch's planner takes on a mesh without flattened axes. The result
         shows itself as two pictures and a table, and its ``to_frame()`` has a row per step. Nothing is sent, and no
         process group is needed::
 

@@ -1,4 +1,4 @@
-"""What `Trace` computes of its tables: sums, skew, findings, timelines, predictions. Of other rooms it takes types."""
+"""The analyses of `Trace`: sums, skew, findings, timelines, predictions. Other rooms are imported for types alone."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class Analyses(Displayable):
     def skew(self) -> Skew:
         """Return a `Skew`: which ranks are late to collectives, how long the others wait, how long transfers take.
 
-        It shows itself with a picture. ``.verdict()`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
+        It shows itself as a drawing. ``.verdict()`` names the late ranks, ``.to_frame()`` has a row
         per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
-        ``"op"`` or ``"group"`` sums of them. A simulated trace has no times, and says so.
+        ``"op"`` or ``"group"`` sums of them. A simulated trace has no times; its verdict says so.
 
         Examples:
             >>> trace.skew().is_timed  # simulated ranks have no times
@@ -217,7 +217,7 @@ class Analyses(Displayable):
             step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
             async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
                 tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
-            attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.
+            attention: the attention kernels: ``"flash-2"``, or ``"cudnn"`` where cuDNN's are faster.
             expandable_segments: whether the allocator's segments can grow, which leaves it hardly any gaps, as with
                 ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
             expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has: its messages

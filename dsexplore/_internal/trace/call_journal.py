@@ -55,7 +55,7 @@ _SIZE = _RING_AT + KEPT * _CALL_BYTES
 NOT_NUMBERED = 0xFFFFFFFF
 """In place of a number among the collectives of a group."""
 _OMITTED = 0xFFFFFFFE
-"""The kind of calls for whose own kind no room was left, and of those that were taken back."""
+"""Kind of the calls that were taken back, and of those that found no room for their own kind."""
 
 Row = dict[str, Any]
 """Columns of `schema.EVENTS` that all calls of a kind share."""
@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class JournalInfo:
-    """What a journal says of its rank and process."""
+    """The rank and process that a journal belongs to."""
 
     rank: int
     world_size: int
@@ -83,7 +83,7 @@ class JournaledCall(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more is to be measured."""
+        """True if the call has ended or will never end."""
 
 
 class CallJournal:
@@ -144,7 +144,7 @@ class CallJournal:
         _pack_counts(self._map, _COUNTS_AT, count, running[0][0])
 
     def take_back(self, call: JournaledCall) -> None:
-        """Remove a call that was refused, and so never issued: one that another thread has followed leaves a gap."""
+        """Remove a call that was refused before it was issued; if another thread has added one since, a gap remains."""
         positions = [position for position, running in self._running if running is call]
         self._running = deque(pair for pair in self._running if pair[1] is not call)
         for position in reversed(positions):
@@ -161,7 +161,7 @@ class CallJournal:
         _COUNT.pack_into(self._map, _ENDED_AT, min(ended, count))
 
     def remove(self) -> None:
-        """Remove the file; a thread that is about to write still writes into its memory, which nobody reads."""
+        """Remove the file. A thread that still writes does so into memory that nobody reads."""
         self.file.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""What holds in the tables of every trace: views rely on it, so a file that says otherwise is refused when read."""
+"""The invariants of every trace's tables. Views rely on them, so a file that breaks one is refused when read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def checked_tables(tables: Tables) -> Tables:
 
 
 def check_tables(tables: Tables) -> None:
-    """Raise unless all values are ones that a recording can have.
+    """Raise unless a recording can have all values.
 
     Raises:
         ValueError: one is not; the message names table, column and value.

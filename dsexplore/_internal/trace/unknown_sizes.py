@@ -1,4 +1,4 @@
-"""Events whose size, or group's size, is unknown: their bytes are null, and sums of them say so."""
+"""Events of unknown size, or in a group of unknown size: their bytes are null, and sums of them are marked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAS_ZERO = (
 
 
 def without_placeholders(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Return events in which unknown bytes are null, of a table that has 0 for them: files before format 8 had.
+    """Return the events of a file before format 8 with null in place of 0 for unknown bytes.
 
     Args:
         events: the table of events.

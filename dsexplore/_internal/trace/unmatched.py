@@ -1,8 +1,7 @@
 """Messages between two recorded ranks whose send and receive do not match.
 
-What one rank sends to another in a group, the other must receive from it, as many times and of the same sizes; and what
-a rank sends to another in an uneven all_to_all is what the other receives. A program where this does not hold hangs or
-writes past a buffer on a real cluster.
+A rank must receive what another sends it in a group: as many messages, of the same sizes, and in an uneven
+all_to_all as many elements. Otherwise the program hangs or writes past a buffer on a real cluster.
 
 Messages of one pair of ranks in one group are compared by size, not by order, as tags may change it. A recv from any
 rank takes any unmatched send to its rank. Excluded are messages of ranks that are not in the trace, and those of object
@@ -178,7 +177,7 @@ def _row(
     last_sent: Sequence[Row] = (),
     last_received: Sequence[Row] = (),
 ) -> tuple[Any, ...]:
-    """Return a row of `COLUMNS`; a missing source is that of the pair's last message in that direction."""
+    """Return a row of `COLUMNS`; if the source is missing, take it from the pair's last message in that direction."""
     sources = [
         call["source"] if call else last[0]["source"] if last else ""
         for call, last in ((sent, last_sent), (received, last_received))

@@ -1,1 +1,1 @@
-"""Where a program runs: here, on N simulated ranks, or on N local processes."""
+"""Worlds that a program runs in: N simulated ranks in this process, or N local processes."""

@@ -1,4 +1,4 @@
-"""`commtrace`: record what is there, or open a simulated world and record in it."""
+"""`commtrace`: record in the world that is open, or open a simulated one and record in it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def recorded(
 
     Args:
         world: the simulated world that is open, if any.
-        made_world: whether the world was opened for this block, so that a block which sends nothing is remarkable.
+        made_world: True if the world was opened for this block, which then warns if nothing is sent.
         save: as for `commtrace`.
         stack_depth: as for `commtrace`.
         timeout: as for `commtrace`.

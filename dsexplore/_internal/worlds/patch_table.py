@@ -1,6 +1,6 @@
-"""`TABLE`: everything of torch that is replaced while a simulated world is open, in the order in which it is replaced.
+"""`TABLE`: the functions of torch that a simulated world replaces, in order.
 
-Where several entries replace one name, the later one stands outside: it is called first, and calls the earlier one.
+If several entries replace one name, the last is called first, and calls the one before it.
 """
 
 from __future__ import annotations

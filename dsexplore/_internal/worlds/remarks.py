@@ -25,7 +25,7 @@ class Remarks:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Suppress remarks in the block, in which torch reads values that are replaced by known ones."""
+        """Suppress remarks in the block: torch reads values there that are replaced by known ones."""
         before, self._is_silent = self._is_silent, True
         try:
             yield

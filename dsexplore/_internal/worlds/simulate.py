@@ -147,8 +147,8 @@ class World:
         ranks_per_node: ranks on a node.
         hardware: the machine; None for the usual one.
         gpu: its GPU: a name, or the path of a file; ``"cpu"`` for none.
-        target: whose traffic is shown, ``"cuda"`` or ``"cpu"``.
-        remarks: what the world must say of itself.
+        target: the traffic that is shown: ``"cuda"``, GPUs with NCCL, or ``"cpu"``, gloo.
+        remarks: warnings and notes about the world.
         stage_shapes: the source of other pipeline stages' shapes; to be set before the world is opened.
         shared_objects: objects of other ranks that are played at the same time; to be set likewise.
 
@@ -233,7 +233,7 @@ class World:
         when_first_placed(partial(change_device_type, mesh, "cuda"))
 
     def expect_set_up(self) -> None:
-        """Make the process group be there only for a program that initializes it, as for one that torchrun starts."""
+        """Provide the process group only once the program initializes it, as torchrun does."""
         self._parts[SetUpCalls].expect_set_up()
         if self.fake and not self._settings.has_cuda:  # the mode of a GPU that is not there reads lists itself
             self._exit.enter_context(ListMode())
@@ -246,7 +246,7 @@ class World:
         return Use(calls.was_initialized, watch.meshes - self._num_meshes, watch.modules, started)
 
     def close(self) -> None:
-        """Take everything back; a second call does nothing."""
+        """Restore torch and the environment; a second call does nothing."""
         with uninterrupted():
             self._exit.close()
             self._mesh = None

@@ -112,7 +112,7 @@ class FlowingEngine(Engine):
 
 
 class CompiledEngine(Engine):
-    """An engine whose queue is kept full by flow.c, if that could be compiled."""
+    """An engine that flow.c keeps full, if it could be compiled."""
 
     _steady: Function | None
     """The function of flow.c for this engine; None if there is none."""

@@ -16,7 +16,7 @@ LARGEST_DEPTH = 1024
 
 
 class Threads(Engine):
-    """``depth`` blocking threads behind one queue.
+    """``depth`` blocking threads that share one queue.
 
     The first starts here and serves alone where no more can be started: Python 3.12 starts none once the program has
     ended and its last transfers are waited for. The others start as they are first needed.

@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", help="a folder on the disk, which is measured with checkpoints that are removed")
     add_model_arguments(parser)
-    add("--optimizer", default="AdamW", help="whose states are saved, too; none for the parameters alone (%(default)s)")
-    add("--state-dtype", metavar="DTYPE", help="of the optimizer's states (default: that of the parameters)")
+    add("--optimizer", default="AdamW", help="optimizer with states to save, or none (default: %(default)s)")
+    add("--state-dtype", metavar="DTYPE", help="dtype of the optimizer's states (default: the parameters' own)")
     add("--overhead", type=float, default=0.01, metavar="X", help="share of the time that steps may wait (%(default)s)")
     add("--step-seconds", type=float, metavar="S", help="of a training step, to count in steps")
     add("--size", type=parse_size, default="512MiB", help="bytes of the checkpoints that are measured (%(default)s)")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say how large a model is, and how it is sharded: those of `plan_of`."""
+    """Add the arguments of `plan_of`: how large a model is, and how it is sharded."""
     add = parser.add_argument
     add("--parameters", default="8B", metavar="N", help="of the model: 8B, 350M, 8.03e9 (%(default)s)")
     add("--dtype", default="bfloat16", help="of the parameters (%(default)s)")

@@ -1,4 +1,4 @@
-"""Files of checkpoints in three formats: find those that a path holds, and write those of a model."""
+"""Files of checkpoints in three formats: find them under a path, and write them for a model."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the tensors of a model's state dict on the CPU, each shared one once.
 
     Raises:
-        UsageError: no model, or one whose tensors have no memory here.
+        UsageError: no model, or its tensors have no memory here.
     """
     import torch
 

@@ -190,7 +190,7 @@ def measure_rates(
                     if number > 0:
                         times[name][key].append(time)
                 work.advance(1, name)
-    with Scratch(folder, 0) as file:  # facts on a disk are those of a file on it
+    with Scratch(folder, 0) as file:  # a disk is known by a file on it
         os.pwrite(file.fd, bytes(PAGE), 0)
         disk = disk_of(file.path)
     notes = tuple(f"{name} is not measured: {reason}." for name in methods if (reason := why_no_method(name)))

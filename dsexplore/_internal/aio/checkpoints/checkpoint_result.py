@@ -37,7 +37,7 @@ class CheckpointCost(Result):
     title: str
     """Class of the model."""
     disk: Disk
-    """Disk whose rates were measured."""
+    """Disk that was measured."""
     nbytes: int
     """Bytes of one checkpoint in all."""
     rank_bytes: int

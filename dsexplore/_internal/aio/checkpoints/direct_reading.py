@@ -147,7 +147,7 @@ def _safetensors(file: Path, memory: Buffer) -> dict[str, object]:
 
 
 class _MemoryFile(io.RawIOBase):
-    """A file whose bytes are in a buffer, which ``readinto`` copies once."""
+    """A file held in a buffer, which ``readinto`` copies once."""
 
     def __init__(self, memory: Buffer) -> None:
         self._bytes, self._at = memory.bytes, 0

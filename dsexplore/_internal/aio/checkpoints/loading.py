@@ -1,6 +1,6 @@
 """``dsexplore.aio.loading``: how fast a checkpoint loads, with what people use, beside the disk's limit.
 
-Each round loads with each call once from a cold disk and once warm, in turn, so that a disk whose rate drifts treats
+Each round loads with each call once from a cold disk and once warm, in turn, so that a disk with a drifting rate treats
 all of them in the same way. Each loads into memory that is new, as in a program that loads once. What a call returns is
 copied into tensors that are there already, because a call that maps a file returns before its bytes are read.
 """

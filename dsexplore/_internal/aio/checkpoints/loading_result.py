@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars
 
 _MATTERS = 0.1
-"""Relative gain from which another call is advised, if all its times are below all those of the customary one."""
+"""Relative gain from which another call is advised, if each of its times is below each of the usual call's."""
 _AT_LIMIT = 1.15
 """A load that takes no longer than this multiple of the disk's own time is limited by the disk."""
 _CACHED = 0.01
@@ -67,7 +67,7 @@ class LoaderTimes:
 
     @property
     def waiting(self) -> float:
-        """Seconds of a cold load beyond those of a warm one: waiting for the disk."""
+        """Seconds that a cold load takes longer than a warm one: waiting for the disk."""
         return max(self.cold_seconds - self.warm_seconds, 0.0)
 
     def is_surely_faster_than(self, other: LoaderTimes) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _BETWEEN_LOOKS = 0.1
-"""Seconds after which workers are looked at again: those of a data set that ends are gone at the end."""
+"""Seconds between two looks at the workers, which are gone once their data set has ended."""
 Look = Callable[[], tuple[dict[int, ProcessUse], dict[int, ProcessUse]]]
 """Returns what this process, and what its workers have used so far."""
 

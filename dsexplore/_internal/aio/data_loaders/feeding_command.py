@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run ``dsexplore feeding``: execute the script, whose ``__name__`` is not ``__main__``, and take its batches."""
+    """Run ``dsexplore feeding``: execute the script under a name other than ``__main__``, and take its batches."""
     from dsexplore._internal.aio.data_loaders.feeding import feeding
 
     file, _, name = options.loader.rpartition(":")

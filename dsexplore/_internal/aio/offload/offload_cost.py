@@ -42,7 +42,7 @@ class OffloadCost(Result):
     title: str
     """Class of the model."""
     disk: Disk
-    """Disk whose rates were measured."""
+    """Disk that was measured."""
     read_rate: float
     """Bytes per second of reads with the recommended setting."""
     write_rate: float

@@ -38,7 +38,7 @@ class Conditions:
     processes: int = 1
     """Number of processes that moved tensors at the same time."""
     further_folders: tuple[str, ...] = ()
-    """Directories on other disks that were measured together with that of `SweepResult.disk`."""
+    """Directories on other disks that were measured together with `SweepResult.disk`."""
     most_written: int | None = None
     """Limit of bytes to write; None for no limit."""
     memory: str = "huge"
@@ -76,7 +76,7 @@ class Measurements:
 
     @property
     def deciding(self) -> tuple[RoundSlice, ...]:
-        """Slices that decide: those of the finished rounds of the finals; all if there is none."""
+        """Slices that decide: the finished rounds of the finals; all slices if there is none."""
         finals = tuple(m for m in self.measured if m.phase == "finals" and m.round != self.unfinished_round)
         return finals or self.measured
 

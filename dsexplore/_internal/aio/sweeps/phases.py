@@ -207,7 +207,7 @@ def compare_memories(run: RunningSweep, memories: Sequence[str]) -> None:
 
     Args:
         run: the sweep.
-        memories: those of `MEMORIES`, and `PINNED` where there is a GPU; none to compare nothing.
+        memories: of `MEMORIES`, with `PINNED` if there is a GPU; empty to compare nothing.
     """
     setup, budget, plan = run.setup, run.budget, run.setup.plan
     if not memories or not memory_suffices((len(memories) - 1) * setup.size):

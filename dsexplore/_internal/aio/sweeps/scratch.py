@@ -65,7 +65,7 @@ class Scratch:
 
 
 def remove_abandoned(directory: str | os.PathLike[str]) -> list[Path]:
-    """Remove scratch files whose owner is dead, and return their paths. Files in use are left alone."""
+    """Remove scratch files of processes that have ended, and return their paths."""
     removed = []
     for path in sorted(Path(directory).glob(f"{PREFIX}*{_SUFFIX}")):
         try:

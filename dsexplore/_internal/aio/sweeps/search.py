@@ -29,7 +29,7 @@ _NEAR = 0.9
 FEWEST_ROUNDS = 3
 """Number of rounds of finals before which nothing is considered sure."""
 _GIVEN_UP = 0.2
-"""A finalist this far behind the best, divided by the rounds so far, is dropped: 10 % after two. None is dropped that
+"""A finalist this far below the best, divided by the rounds so far, is dropped: 10 % after two. None is dropped that
 may be tied with the best."""
 
 Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]

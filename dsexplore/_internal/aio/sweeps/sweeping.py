@@ -65,7 +65,7 @@ def sweep(
             to take has to do well at each. None: 32 MiB and 512 MiB.
         max_written: bytes that may be written in all; the sweep ends before it writes more. None: no limit.
         processes: how many move tensors at the same time, as the ranks of a job do, each on a file of ``size`` of its
-            own, or all on the existing file. Rates are those of all together. At least one for each directory.
+            own, or all on the existing file. Rates count all together. At least one for each directory.
         memory: pages of the tensors: ``"ordinary"``, as DeepSpeed's handle and torch allocate them by default, or
             ``"huge"``, as `aio_handle.new_cpu_locked_tensor` of this package. What the other kind would change is
             measured at the end.

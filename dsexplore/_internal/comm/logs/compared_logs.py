@@ -124,7 +124,7 @@ def _agreed(record: Record) -> str:
 
 
 def chunks_to_compare(sent: Mapping[int, Digests]) -> dict[Series, int]:
-    """Return {series: first chunk whose digests differ}, equal on every rank.
+    """Return {series: first chunk with differing digests}, equal on every rank.
 
     Args:
         sent: {rank: its digests}.

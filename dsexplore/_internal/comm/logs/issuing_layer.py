@@ -1,7 +1,7 @@
 """Find the layer and function that issued a collective which did not come through this package.
 
-They are read from the Python stack while the collective's op runs. From the innermost outwards, the frames are those of
-torch, then those of ``deepspeed.comm`` if the program called it, then the program's own.
+The layer is read from the Python stack while the collective's op runs. From the innermost outwards, the frames belong
+to torch, then to ``deepspeed.comm`` if the program called it, then to the program.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Caller(NamedTuple):
 
 
 def caller_of(op: str) -> Caller:
-    """Return the function that issued the collective whose kernel runs in this thread.
+    """Return the function that issued the collective now running in this thread.
 
     Args:
         op: the plain op.

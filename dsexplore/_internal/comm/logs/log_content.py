@@ -192,7 +192,7 @@ _NOTE = "From the log of dsexplore.comm."
 
 
 class _Compared(NamedTuple):
-    """A rank's log compared with those of the other ranks."""
+    """A rank's log compared with the other ranks' logs."""
 
     summary: CommsSummary
     skew: Skew
@@ -275,7 +275,7 @@ class LogContent:
         return _Compared(summary, skew, waits, differences)
 
     def _comparable_records(self) -> list[Record]:
-        """Return the lines that can be compared with those of other ranks by their numbers."""
+        """Return the records that other ranks' logs have under the same numbers."""
         in_use().stopwatch.settle()
         elsewhere = self._dropped.counted_early
         return list(records_of([issued for issued in self._recording.issued if issued not in elsewhere]))
@@ -311,7 +311,7 @@ class LogContent:
     def get_raw_data(self) -> dict[str, dict[int, list[int | list[float]]]]:
         """Return ``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``, bandwidths in Gbit/s.
 
-        The count is that of all calls, the lists are those of the last `most`.
+        The count includes all calls, the lists have the last `most`.
         """
         return raw_data(self.records, self._dropped.lines.values())
 

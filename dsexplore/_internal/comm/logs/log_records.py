@@ -37,7 +37,7 @@ class LoggedCall(Label):
         name: the name it is logged under.
         is_wanted: True if it is to be logged.
         ends_with_call: see `Label`.
-        layer: the layer whose function was called: this package, ``deepspeed.comm`` or ``torch.distributed``.
+        layer: the layer that was called: this package, ``deepspeed.comm`` or ``torch.distributed``.
         reduction: ``SUM``, ``MAX``, …; empty for an op without one.
     """
 
@@ -171,7 +171,7 @@ class Record(NamedTuple):
 
     @property
     def layer(self) -> str:
-        """Layer whose function was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``."""
+        """Layer that was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``."""
         return self.call.layer
 
     @property
@@ -186,12 +186,12 @@ class Record(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Dtype of the tensor whose bytes are counted."""
+        """Dtype of the tensor that the message bytes count."""
         return self.message[2]
 
     @property
     def shape(self) -> Sequence[int]:
-        """Shape of the tensor whose bytes are counted."""
+        """Shape of the tensor that the message bytes count."""
         return self.message[3]
 
     @property

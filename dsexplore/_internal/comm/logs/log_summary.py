@@ -22,7 +22,7 @@ from dsexplore._internal.units import format_bytes, format_count, format_seconds
 COLUMNS: dict[str, pl.DataType] = {
     "name": pl.String(),  # what the op was logged under
     "op": pl.String(),  # plain op, or switched_off:<op>
-    "layer": pl.String(),  # whose function was called: dsexplore.comm, deepspeed.comm or torch.distributed
+    "layer": pl.String(),  # that was called: dsexplore.comm, deepspeed.comm or torch.distributed
     "group": pl.String(),
     "group_size": pl.Int32(),
     "message_bytes": pl.Int64(),  # S, as nccl-tests counts it

@@ -1,6 +1,6 @@
 """The comms logger: a recording that is open while the log is on, and what is made of it.
 
-The log has every collective of the process, each with the layer whose function was called: this package, DeepSpeed's
+The log has every collective of the process, each with the layer that was called: this package, DeepSpeed's
 (``deepspeed.comm``), or torch itself, whoever called that: the program, DDP, FSDP, DTensor.
 
 Requirements, hardest first:
@@ -124,7 +124,7 @@ class CommsLogger(LogContent):
 
     @names_arguments
     def configure(self, config: CommsLoggerConfig | Mapping[str, object] | str | os.PathLike[str]) -> None:
-        """Apply a configuration, or that of a ds_config or its JSON file; what has been recorded stays."""
+        """Apply a configuration, a ds_config, or its JSON file; records are kept."""
         if not isinstance(config, CommsLoggerConfig):
             config = CommsLoggerConfig.parse(config)
         if config.enabled and self._follows_calls and self._recorder is None:

@@ -21,7 +21,7 @@ class CommsLoggerConfig:
     enabled: bool = names.COMMS_LOGGER_ENABLED_DEFAULT
     """True if anything is recorded at all."""
     prof_all: bool = names.COMMS_LOGGER_PROF_ALL_DEFAULT
-    """Record every op; otherwise those of ``prof_ops`` and the calls with ``prof=True``."""
+    """Record every op; if False, the ops in ``prof_ops`` and calls with ``prof=True``."""
     prof_ops: tuple[str, ...] = tuple(names.COMMS_LOGGER_PROF_OPS_DEFAULT)
     """Names to record while ``prof_all`` is off: an op, a spelling of it, or a call's ``log_name``."""
     verbose: bool = names.COMMS_LOGGER_VERBOSE_DEFAULT

@@ -136,7 +136,7 @@ def state_of(rank: int) -> str:
 
 
 def stopped_or_ended(ranks: Sequence[int]) -> str:
-    """Return sentences on the ranks whose processes are stopped or have ended; empty if none."""
+    """Return a sentence for each rank with a stopped or ended process."""
     states = [state_of(rank) for rank in ranks]
     return " ".join(state for state in states if " is stopped" in state or " has ended" in state)
 

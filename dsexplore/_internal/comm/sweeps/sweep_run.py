@@ -2,8 +2,8 @@
 
 Each round runs all ops and sizes in turn, so that other load on the machine does not affect a single op. Each slice is
 warmed up, then called back to back until its time is over, equally often on all ranks. A slice's time is the mean over
-the calls and the ranks, as with nccl-tests. Beside it stands the lower quartile of the calls, which other programs
-disturb less; on GPUs, whose calls wait in a queue, single calls are not timed. On a machine of two cores that ten other
+the calls and the ranks, as with nccl-tests. The quiet time is the lower quartile of the calls, which other programs
+disturb less; on GPUs, where calls wait in a queue, single calls are not timed. On a machine of two cores that ten other
 programs used, medians of two rounds differed by 50 %. Results are checked before anything is timed.
 """
 
@@ -165,7 +165,7 @@ def _places(swept: SweptGroup) -> tuple[tuple[int, int], list[str]]:
 
 
 def _fitting_sizes(sizes: list[int], swept: SweptGroup, per_node: int) -> tuple[list[int], list[str]]:
-    """Return the sizes whose buffers fit the memory of the rank with the least, and a remark on those that do not."""
+    """Return the sizes that fit the memory of every rank, and a remark on the sizes that do not."""
     free = torch.tensor([float(_free_bytes(swept.device))], device=swept.device)
     td.all_reduce(free, op=td.ReduceOp.MIN, group=swept.group)
     shares = per_node if swept.device.type == "cpu" else 1
@@ -263,7 +263,7 @@ def _time_slice(prepared: Prepared, swept: SweptGroup, seconds: float, clock: Ca
 
 
 def _timed_together(prepared: Prepared, swept: SweptGroup, count: int, clock: Callable[[], float]) -> float:
-    """Return the mean seconds of `count` calls; on a GPU they queue behind one another."""
+    """Return the mean seconds of `count` calls; on a GPU they wait in one queue."""
     begun = clock()
     for _ in range(count):
         prepared.call()
