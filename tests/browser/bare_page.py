@@ -18,10 +18,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import dsexplore
 from dsexplore._internal.trace.trace import Trace
 
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+RULES = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+RULES_OF_COLORS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
+"""Those of `RULES` that a dark page may break although the light one does not."""
 
 
-AXE = """async (rules) => (await axe.run(document, { runOnly: { type: "tag", values: rules } }))
+AXE = """async (runOnly) => (await axe.run(document, { runOnly }))
   .violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html }) => html.slice(0, 160)).join(" | ")}`)"""
 
 

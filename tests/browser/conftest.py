@@ -128,11 +128,29 @@ def page(fresh_page: Any) -> Any:
     return fresh_page
 
 
+RESET = """
+import sys
+if "ipywidgets" in sys.modules:
+    sys.modules["ipywidgets"].Widget.close_all()
+get_ipython().run_line_magic("reset", "-f")
+"""
+"""Python that leaves a kernel with the modules that it has imported, and no variables and widgets."""
+
+
 class Lab:
-    """A running JupyterLab."""
+    """A running JupyterLab.
+
+    Attributes:
+        folder: the folder of its notebooks.
+        address: its URL.
+        pid: of its server.
+        spare: a kernel that no notebook uses, and that was reset; None if there is none. Starting one takes longer
+            than most tests take otherwise.
+    """
 
     def __init__(self, folder: Path, address: str, pid: int) -> None:
         self.folder, self.address, self.pid = folder, address, pid
+        self.spare: str | None = None
 
     def write(self, name: str, cells: list[str]) -> Path:
         """Write a notebook of code cells."""
@@ -146,23 +164,35 @@ class Lab:
         return path
 
     def open(self, page: Any, name: str, dark: bool = False) -> None:
-        """Open a notebook: in JupyterLab where the page shows it already, else by its address."""
-        if page.url.startswith(self.address):
-            page.evaluate("path => void jupyterapp.commands.execute('docmanager:open', { path })", name)
-        else:
-            page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
+        """Open a notebook, with the spare kernel if there is one."""
+        if not page.url.startswith(self.address):
+            page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}?reset")
+            page.wait_for_function("() => globalThis.jupyterapp")
+            page.evaluate("async () => { await jupyterapp.restored; }")
+        kernel = {"id": self.spare} if self.spare else None
+        self.spare = None
+        page.evaluate("args => void jupyterapp.commands.execute('docmanager:open', args)",
+                      {"path": name, "kernel": kernel})  # fmt: skip
         page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=LONG)
         self.set_theme(page, dark)
         page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
 
-    def close(self, page: Any) -> None:
-        """End the kernels of the open notebooks and close these, saved or not."""
-        page.evaluate(
-            """async () => {
-                const notebooks = [...jupyterapp.shell.widgets("main")].filter((shown) => shown.context);
-                await Promise.all(notebooks.map((shown) => shown.sessionContext?.shutdown()));
-                notebooks.forEach((shown) => shown.dispose());
-            }"""
+    def close(self, page: Any, end_kernel: bool = False) -> None:
+        """Close the open notebooks, saved or not; an idle kernel becomes the spare one, unless it is to end."""
+        self.spare = page.evaluate(
+            """async (reset) => {
+                let spare = null;
+                for (const shown of [...jupyterapp.shell.widgets("main")].filter((shown) => shown.context)) {
+                    const kernel = shown.sessionContext?.session?.kernel;
+                    if (reset && !spare && kernel?.status === "idle") {
+                        await kernel.requestExecute({ code: reset, silent: true, store_history: false }).done;
+                        spare = kernel.id;
+                    } else await shown.sessionContext?.shutdown();
+                    shown.dispose();
+                }
+                return spare;
+            }""",
+            None if end_kernel else RESET,
         )
         page.wait_for_selector(".jp-NotebookPanel", state="detached")
 
@@ -223,8 +253,8 @@ class Lab:
         page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
         page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=LONG)
 
-    def end_kernels(self) -> None:
-        """Shut down what still runs: each kernel has torch loaded.
+    def end_kernels(self, but: str | None = None) -> None:
+        """Shut down what still runs, except for one kernel: each has torch loaded.
 
         A kernel that ends by itself meanwhile makes Jupyter's server answer with an error of its own; the next list
         lacks it.
@@ -232,7 +262,9 @@ class Lab:
         for _ in range(10):
             try:
                 for kernel in self._ask("/api/kernels"):
-                    self._ask(f"/api/kernels/{kernel['id']}", "DELETE")
+                    if kernel["id"] != but:
+                        self._ask(f"/api/kernels/{kernel['id']}", "DELETE")
+                self.spare = but
                 return
             except urllib.error.HTTPError as error:
                 last = error
@@ -252,9 +284,9 @@ def one_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(one_lab: Lab) -> Iterator[Lab]:
-    """Yield the JupyterLab of all tests; the kernels of each end with it."""
+    """Yield the JupyterLab of all tests; the kernels of each end with it, except for the spare one."""
     yield one_lab
-    one_lab.end_kernels()
+    one_lab.end_kernels(but=one_lab.spare)
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,7 @@ def notebook(one_lab: Any, browser: Any, pages_of_lab: list[Any], make_layered: 
         seen = page.evaluate(SEEN)
         shot(page, "twins_live", full_page=True)
         one_lab.save(page)
+        one_lab.close(page, end_kernel=True)
         return Run(seen, [*page.errors], path)
 
 
@@ -68,16 +69,14 @@ def test_while_a_kernel_answers_each_live_view_is_seen_and_no_twin(notebook: Run
     assert notebook.errors == []
 
 
-def test_without_a_kernel_each_twin_is_seen_and_nothing_else(
-    lab: Any, notebook: Run, fresh_page: Any, shot: Any
-) -> None:
-    fresh_page.goto(f"{lab.address}/lab/workspaces/twins/tree/{notebook.path.name}?reset")
-    fresh_page.wait_for_selector(".jp-CodeCell .dsx-twin")
-    absent = fresh_page.locator(".jp-OutputArea-child", has_text=re.compile("Loading widget|Error displaying widget"))
+def test_without_a_kernel_each_twin_is_seen_and_nothing_else(lab: Any, notebook: Run, lab_page: Any, shot: Any) -> None:
+    lab.open(lab_page, notebook.path.name)
+    lab_page.wait_for_selector(".jp-CodeCell .dsx-twin")
+    absent = lab_page.locator(".jp-OutputArea-child", has_text=re.compile("Loading widget|Error displaying widget"))
     absent.nth(sum(LIVE.values()) - 1).wait_for(state="attached")
-    assert fresh_page.evaluate(SEEN) == [[many, 0] for many in LIVE.values()]
+    assert lab_page.evaluate(SEEN) == [[many, 0] for many in LIVE.values()]
     assert [each.is_visible() for each in absent.all()] == [False] * sum(LIVE.values())
-    shot(fresh_page, "twins_static", full_page=True)
+    shot(lab_page, "twins_static", full_page=True)
 
 
 def test_exported_each_twin_is_seen(notebook: Run, fresh_page: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The explorer of a sweep in a real JupyterLab: a real disk measured, a point clicked, its block to copy.
+"""The explorer of a sweep in a real JupyterLab: a point of a measured disk clicked, its block; every figure.
 
 Modules: ``views/sweep/sweep_explorer.py``.
 """
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.views.sweep.test_sweep_view import invented
+
 pytestmark = pytest.mark.browser
 
 CELL = """\
@@ -19,6 +21,7 @@ result = aio.sweep(".", "32MiB", None, read_share=1.0, queue_depth=[2, 8], block
 explorer = result.explore()
 explorer
 """
+LOADED = "from dsexplore.aio import SweepResult\nSweepResult.load('sweep.json').explore()"
 
 
 FILLED = """(number) => {
@@ -33,8 +36,8 @@ def page(lab_page: Any) -> Any:
     return lab_page
 
 
-def opened(lab: Any, page: Any, name: str, dark: bool = False) -> None:
-    lab.write(name, [CELL])
+def opened(lab: Any, page: Any, name: str, cell: str = CELL, dark: bool = False) -> None:
+    lab.write(name, [cell])
     lab.open(page, name, dark=dark)
     lab.run_all(page)
     page.wait_for_selector(".dsx-plot[data-drawn] .heatmaplayer image")
@@ -60,7 +63,8 @@ def test_a_click_on_a_point_gives_its_block(lab: Any, page: Any, shot: Any) -> N
 
 def test_every_picture_dark_and_narrow(lab: Any, page: Any, shot: Any) -> None:
     page.set_viewport_size({"width": 800, "height": 1000})
-    opened(lab, page, "sweep_dark.ipynb", dark=True)
+    invented().save(lab.folder / "sweep.json")
+    opened(lab, page, "sweep_dark.ipynb", LOADED, dark=True)
     shot(page, "sweep_explorer_800_dark")
     for number, kind in enumerate(("depth", "latency", "parallel"), 2):
         page.locator(".widget-dropdown select").first.select_option(label=kind)

@@ -31,8 +31,8 @@ def sample(config: AioConfig, operation: Operation, number: int) -> Sample:
     return Sample(operation, config, 1 << 30, seconds, 0.01, 0.0, 1e-3 * config.queue_depth, 2e-3, 3e-3, 9e-3)
 
 
-@pytest.fixture
-def result() -> SweepResult:
+def invented() -> SweepResult:
+    """Return a result of a disk that is not there."""
     configs = [AioConfig(b, d, t, False, o) for b in BLOCKS for d in DEPTHS for t in THREADS for o in (True, False)]
     operations: tuple[Operation, ...] = ("read", "write")
     measured = tuple(
@@ -61,6 +61,11 @@ def result() -> SweepResult:
         Reference("ring", "write", AioConfig(), (9e9,), "ring"),
     )
     return SweepResult(disk, conditions, measured, references, bytes_written=1 << 30, elapsed=60.0)
+
+
+@pytest.fixture
+def result() -> SweepResult:
+    return invented()
 
 
 class Text(HTMLParser):
