@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,7 +35,7 @@ from dsexplore._internal.capture.stack import future_callbacks
 from dsexplore._internal.capture.timing import device_timing
 from dsexplore._internal.numerics import compared_mode
 from dsexplore._internal.torch_internals.function_modes import default_device
-from dsexplore._internal.torch_internals.names import is_there, torch_at_least
+from dsexplore._internal.torch_internals.names import TorchName, is_there, torch_at_least
 from dsexplore._internal.torch_internals.patches import Patch
 from dsexplore._internal.worlds.cuda import first_use
 from dsexplore._internal.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
@@ -80,7 +80,11 @@ PATIENCE = 30
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give the tests a folder for temporary files of their own, so that what they leave there can be seen, and let
-    Ctrl-C interrupt: a shell starts what runs in its background with that ignored."""
+    Ctrl-C interrupt: a shell starts what runs in its background with that ignored.
+
+    Until all tests are collected, the garbage collector rests: it would find nothing.
+    """
+    gc.disable()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = tempfile.mkdtemp(prefix="dsexplore-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
@@ -96,6 +100,7 @@ def pytest_collection_finish() -> None:
     """Keep what has been imported and collected from the garbage collector, which would visit it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -269,13 +274,27 @@ def replaced_names() -> dict[str, Any]:
     first used; of anything else identity and text.
     """
     held: dict[str, Any] = {}
-    for entry in (*TABLE, *TABLE_OF_GPUS, *(entry for module in WITH_TABLES for entry in module.PATCHES)):
-        if isinstance(entry, Patch) and entry.target.is_loaded and is_there(owner := entry.target.owner()):
-            value = vars(owner).get(entry.target.attribute)
+    for target in targets():
+        module = sys.modules.get(target.module)
+        if module is not None and is_there(owner := owner_of(target, module)):
+            value = vars(owner).get(target.attribute)
             codes = [*codes_of(value)]
             is_ours = [code for code in codes if code is not None and not code.co_filename.startswith(TORCH)]
-            held[entry.target.path] = is_ours if codes[0] is not None else (id(value), repr(value)[:200])
+            held[target.path] = is_ours if codes[0] is not None else (id(value), repr(value)[:200])
     return held
+
+
+@cache
+def targets() -> list[TorchName]:
+    """Return the names that the entries of the tables replace."""
+    entries = (*TABLE, *TABLE_OF_GPUS, *(entry for module in WITH_TABLES for entry in module.PATCHES))
+    return [entry.target for entry in entries if isinstance(entry, Patch)]
+
+
+@cache
+def owner_of(target: TorchName, module: ModuleType) -> Any:
+    """Return the module or class that holds a name, which is looked up once in each module of that name."""
+    return target.owner()
 
 
 def codes_of(function: Any) -> Iterator[CodeType | None]:

@@ -94,10 +94,14 @@ def names_of_torch(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str]
                     yield node.lineno, f"….{text}"
 
 
+def paths(package: Path) -> list[Path]:
+    """Return all modules outside of the door."""
+    return [path for path in sorted(package.rglob("*.py")) if DOOR not in path.relative_to(package).parts]
+
+
 def sources(package: Path) -> dict[Path, ast.Module]:
-    """Return the syntax trees of all modules outside of the door."""
-    paths = [path for path in sorted(package.rglob("*.py")) if DOOR not in path.relative_to(package).parts]
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    """Return the syntax trees of these modules."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths(package)}
 
 
 def names_by_room(package: Path) -> dict[str, set[str]]:

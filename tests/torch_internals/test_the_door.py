@@ -10,15 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch_internals.private_names import DOOR, PACKAGE, names_of_ours, names_of_torch, sources
+from tests.torch_internals.private_names import DOOR, PACKAGE, names_of_ours, names_of_torch, paths, sources
 
-TREES = sources(PACKAGE)
-OURS = names_of_ours(TREES)
+Trees = dict[Path, ast.Module]
 
 
-@pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_module_names_what_is_private_in_torch(path: Path) -> None:
-    found = [f"{path.name}:{line}: {name}" for line, name in names_of_torch(TREES[path], OURS)]
+@pytest.fixture(scope="module")
+def trees() -> Trees:
+    return sources(PACKAGE)
+
+
+@pytest.fixture(scope="module")
+def ours(trees: Trees) -> set[str]:
+    return names_of_ours(trees)
+
+
+@pytest.mark.parametrize("path", paths(PACKAGE), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_module_names_what_is_private_in_torch(trees: Trees, ours: set[str], path: Path) -> None:
+    found = [f"{path.name}:{line}: {name}" for line, name in names_of_torch(trees[path], ours)]
     assert not found, f"ask dsexplore.{DOOR} for these: {found}"
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import dsexplore
 from dsexplore._internal.errors import TraceFileError
-from tests.trace.importers.test_hostile_files import dump, limited, profile, text
+from tests.trace.importers.test_hostile_files import Content, dump, limited, made, profile, text
 
 STAMP = 1_748_030_377_748_202
 
@@ -211,24 +211,24 @@ def declared(size: int) -> bytes:
 
 
 NESTED = b"[" * 200_000 + b"]" * 200_000
-HOSTILE = {
-    "blank archive": ("a.tar.gz", gzip.compress(b"a" * 257 + b"ustar" + b"\0" * (1 << 27), 1)),
+HOSTILE: dict[str, tuple[str, Content]] = {
+    "blank archive": ("a.tar.gz", lambda: gzip.compress(b"a" * 257 + b"ustar" + b"\0" * (1 << 27), 1)),
     "declared size": ("a.tar", declared(1 << 62)),
-    "many bytes": ("a.tar.gz", archive({"rank0.json": b" " * (1 << 27)})),
-    "line": ("a.log", log_of(line()) + b'{"coll_perf": "' + b"x" * (1 << 25)),
+    "many bytes": ("a.tar.gz", lambda: archive({"rank0.json": b" " * (1 << 27)})),
+    "line": ("a.log", lambda: log_of(line()) + b'{"coll_perf": "' + b"x" * (1 << 25)),
     "no lines": ("a.log", b'{"coll_perf": 1}\n' * 100_000),
     "ranks": ("a.log", log_of(line(ranks=1 << 40))),
     "number": ("a.log", log_of(line(number=1 << 80))),
     "deep line": ("a.log", b'{"coll_perf": ' + NESTED + b"}\n"),
     "deep nodes": ("a.json", b'{"nodes": ' + NESTED + b', "ctrl_deps": 1}'),
     "no nodes": ("a.json", b'{"nodes": 5, "ctrl_deps": 1}'),
-    "blanks": ("a.json", gzip.compress(b'{"nodes": [{"ctrl_deps": 1' + b" " * (1 << 26), 1)),
+    "blanks": ("a.json", lambda: gzip.compress(b'{"nodes": [{"ctrl_deps": 1' + b" " * (1 << 26), 1)),
 }
 
 
 @pytest.mark.parametrize(("name", "content"), HOSTILE.values(), ids=HOSTILE)
-def test_a_file_that_asks_for_too_much_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
+def test_a_file_that_asks_for_too_much_is_refused(tmp_path: Path, name: str, content: Content) -> None:
+    (tmp_path / name).write_bytes(made(content))
     with limited(), pytest.raises(TraceFileError, match=name):
         dsexplore.load(tmp_path / name)
 

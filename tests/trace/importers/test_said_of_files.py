@@ -20,13 +20,13 @@ import dsexplore
 from dsexplore._internal.errors import TraceFileError, UsageError
 from dsexplore._internal.trace import importers
 from dsexplore._internal.trace.importers.file_kinds import kind_not_read
-from tests.trace.importers.test_hostile_files import DEEP, DUMPS, dump, entry, profile, text
+from tests.trace.importers.test_hostile_files import DEEP, DUMPS, Content, dump, entry, made, profile, text
 from tests.trace.importers.test_other_tools import archive, execution_trace, line, log_of, node
 from tests.trace.importers.test_recorder_dump import gloo
 from tests.trace.importers.test_sentences import CASES as NOTES
 from tests.trace.importers.test_sentences import LAUNCH, MARK
 
-Files = Mapping[str, bytes]
+Files = Mapping[str, Content]
 
 
 GOOD: dict[str, Files] = {
@@ -40,10 +40,10 @@ TOO_DEEP = b"\x80\x02X\x07\x00\x00\x00entries0" + b"]" * 100_000 + b"a" * 99_999
 NO_RANK = {**profile(), "distributedInfo": {"backend": "nccl", "world_size": 2}}
 SAID: dict[str, Files] = {
     # of single files that are not read
-    "it unpacks to more than": {"a.tar.gz": archive({"rank0.json": b" " * (1 << 27)})},
+    "it unpacks to more than": {"a.tar.gz": lambda: archive({"rank0.json": b" " * (1 << 27)})},
     "copy or pack it again": {"a.tar.gz": archive({"rank0.json": text(profile(0))})[:-30]},
-    "it is blank for": {"dump_0": gzip.compress(b'{"entries"' + b" " * (1 << 26), 1)},
-    "times its size": {"dump_0": gzip.compress(b'{"entries":"' + b"x" * (1 << 27), 6)},
+    "it is blank for": {"dump_0": lambda: gzip.compress(b'{"entries"' + b" " * (1 << 26), 1)},
+    "times its size": {"dump_0": lambda: gzip.compress(b'{"entries":"' + b"x" * (1 << 27), 6)},
     "its values are more than": {"dump_0": TOO_DEEP},
     "and plain data names nothing": {"dump_0": pickle.dumps({"entries": Path})},
     "the pickle refers to an object outside it": {"dump_0": b"\x80\x02X\x07\x00\x00\x00entriesQ."},
@@ -62,7 +62,7 @@ SAID: dict[str, Files] = {
     "has no entries and no pg_config": {"dump_0": text(dump()), "dump_1": b'{"entries": []}'},
     "of its first lines are damaged": {"a.log": b'{"coll_perf": 1}\n' * 20},
     "has no line of NCCL Inspector": {"a.log": b'{"coll_perf": 1}\n'},
-    "a line is longer than": {"a.log": log_of(line()) + b'{"coll_perf": "' + b"x" * (1 << 25)},
+    "a line is longer than": {"a.log": lambda: log_of(line()) + b'{"coll_perf": "' + b"x" * (1 << 25)},
     "give one job's files": {"a_0.log": log_of(line(rank=0)), "b_0.log": log_of(line(rank=0))},
     "copy or record it again": {"rank0.json": b'{"traceEvents":' + DEEP + b"}"},
     "has no traceEvents": {"rank0.json": b'{"ph": 5}'},
@@ -137,7 +137,7 @@ def said_of(folder: Path, files: Files) -> list[str]:
     """Return all that is said where these files are loaded."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(made(content))
     sources = [folder / name for name in files] if len(files) == 1 else []
     sources += [] if any(".tar" in name for name in files) else [folder]
     said: list[str] = []
