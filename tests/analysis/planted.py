@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -283,6 +284,7 @@ PROGRAMS: dict[str, tuple[str, Program]] = {
 }
 
 
+@cache
 def trace_of(name: str, odd: bool) -> Trace:
     """Return the trace of rank 0 of four; each program is one step."""
     torch.manual_seed(0)

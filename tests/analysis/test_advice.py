@@ -16,8 +16,22 @@ import dsexplore
 from dsexplore._internal.analysis.findings.all_rules import RULES
 from dsexplore._internal.torch_internals.names import torch_at_least
 
-TABLE = [(rule, program, name) for rule, programs in advised.ADVICE.items() for program in programs
-         for name in advised.SUBJECTS]  # fmt: skip
+CUT_INTO_PARTS = {
+    advised.all_reduce_of_shards,
+    advised.distributed_at_start,
+    advised.gathered_again,
+    advised.optimizer_reduces,
+    advised.siblings_reduce,
+}
+"""Programs in which it matters how a block passes its input to its parts: by position in Llama, by name in
+transformers'. The other programs wrap whole blocks, and of these two models one is enough."""
+TABLE = [
+    (rule, program, name)
+    for rule, programs in advised.ADVICE.items()
+    for program in programs
+    for name in advised.SUBJECTS
+    if name != "llama" or program in CUT_INTO_PARTS
+]
 SPARES_MORE = {advised.optimizer_gathers, advised.made_whole_once, advised.small_fsdp}
 """Programs whose advice spares more than the finding says: a finding speaks of its own collectives alone."""
 

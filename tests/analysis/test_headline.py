@@ -26,16 +26,6 @@ def said(trace: Trace) -> list[str]:
     return [one.text for one in trace.headline().sentences]
 
 
-@pytest.mark.parametrize("name", planted.PROGRAMS)
-def test_a_planted_oddity_is_named_and_its_absence_is_silent(name: str) -> None:
-    odd, plain = planted.trace_of(name, True), planted.trace_of(name, False)
-    named = [one for one in odd.headline().sentences if one.about == "finding"]
-    assert len(named) == 1
-    assert odd.findings()[0].why in named[0].text
-    assert set(named[0].rows.tolist()) == set(odd.findings()[0].rows.tolist())
-    assert [one.about for one in plain.headline().sentences] == ["axes", "module"]
-
-
 def test_what_a_step_sends_by_axis_and_for_which_module() -> None:
     trace = trace_of(
         row(0, phase="start-up", wire_bytes=5120, op="broadcast"),

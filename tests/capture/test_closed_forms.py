@@ -22,8 +22,7 @@ from dsexplore._internal.worlds import demo
 ELEMENT = 4
 BATCH, LENGTH = 2, 32
 SHAPES = [
-    demo.Shape(layers=1, dim=64, heads=8, kv_heads=4, hidden=192, vocabulary=256),
-    demo.Shape(layers=3, dim=32, heads=4, kv_heads=4, hidden=96, vocabulary=64),
+    demo.Shape(layers=1, dim=32, heads=4, kv_heads=4, hidden=96, vocabulary=64),
     demo.Shape(layers=2, dim=96, heads=12, kv_heads=4, hidden=256, vocabulary=128),
 ]
 Collectives = Counter[tuple[str, str, str, int]]
