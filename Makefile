@@ -14,7 +14,7 @@ PROCESSES ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package release notebooks docs frameworks frameworks-without-extension versions canary mutants measure clean
+.PHONY: help lab test pytest check style types package release notebooks docs frameworks frameworks-without-extension versions canary mutants measure clean
 
 help:
 	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
@@ -33,14 +33,21 @@ help:
 lab: $(VENV)/.lab
 	$(BIN)/dsexplore lab $(ARGS)
 
-test: $(VENV)/.test
-	$(MAKE) --jobs 2 check package
+# Tests wait for disks and other processes now and then: the rest is done meanwhile.
+test: style
+	$(MAKE) --jobs 3 pytest types package
+
+pytest: $(VENV)/.test
 	TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m pytest --nbval --nbval-current-env \
 		--numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder tests notebooks $(ARGS)
 
-check: $(VENV)/.test
+check: style types
+
+style: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
 	$(BIN)/mypy
 
 # The package as users get it: built, installed where nothing else is, and asked to do the main job.

@@ -23,6 +23,18 @@ AFTER_TORCH = ("aio", "analysis", "cost", "trace", "views")
 """Rooms that work on what other rooms recorded, or on a disk: most of their tests would say the same on each torch."""
 OF_SOURCES = ("test_docstrings.py", "test_floors.py", "test_mirror.py", "test_run_versions.py")
 """Tests that read sources alone."""
+SHOWN_BESIDE = {
+    "aio/test_any_calls.py": "bytes of a tensor on a disk: test_handle.py",
+    "aio/test_bytes.py": "the same",
+    "analysis/hangs/test_earlier_blocks.py": "hangs of real ranks: test_saved_hangs.py",
+    "analysis/test_late_ranks.py": "times of real ranks: worlds/real/test_profiled_ranks.py",
+    "cost/meshes/test_compared_choices.py": "traces of a model on each mesh: test_compare_meshes.py",
+    "lessons/test_lesson.py": "simulated ranks: worlds/simulated/",
+    "test_magics.py": "cells that are traced: test_real_cells.py, test_compare_magic.py",
+    "views/explorer/test_one_selection.py": "filters of a trace: trace/test_select.py",
+    "worlds/real/test_engine_cluster.py": "cells on real ranks: test_real_cells.py",
+}
+"""{long file of tests: what it has of torch, and where that is tested on each version, with less beside it}."""
 ASKS_TORCH = re.compile(
     r"""\b(?:import|from)\ torch\b        # uses torch, be it in the text of a program
     | \(\s*"torch\.                     # importorskip("torch.…")
@@ -86,8 +98,11 @@ def environment(torch: str, python: str, folder: Path) -> Path:
 
 def says_nothing_of_torch(path: Path) -> bool:
     """Return True for a test file of the rooms `AFTER_TORCH` that neither uses torch itself nor starts ranks, and for
-    the files `OF_SOURCES`."""
-    place = path.relative_to(ROOT / "tests").parts
+    the files `OF_SOURCES` and `SHOWN_BESIDE`."""
+    file = path.relative_to(ROOT / "tests")
+    place = file.parts
+    if file.as_posix() in SHOWN_BESIDE:
+        return True
     if place[0] in AFTER_TORCH:
         return not ASKS_TORCH.search(path.read_text(encoding="utf-8"))
     return len(place) == 1 and path.name in OF_SOURCES

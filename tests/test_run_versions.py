@@ -89,6 +89,10 @@ def test_what_a_version_of_torch_skips_is_run_on_each() -> None:
     assert [path for path in marked if path != Path(__file__) and run_versions.says_nothing_of_torch(path)] == []
 
 
+def test_files_that_are_left_out_by_name_are_there() -> None:
+    assert [file for file in run_versions.SHOWN_BESIDE if not (TESTS / file).is_file()] == []
+
+
 def test_rooms_after_torch_leave_out_nothing_where_all_is_asked() -> None:
     some = set(run_versions.left_out(False))
     assert {"tests/views/trace/test_trace_view.py", "tests/aio/sweeps/test_statistics.py"} <= some
