@@ -32,12 +32,24 @@ def test_the_page_holds_every_line_with_units(log: CommsLogger) -> None:
     rows = re.findall(r"<tr>(.*?)</tr>", shown)[1:]
     cells = [[re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] for row in rows]
     assert cells[0] == [
-        "all_reduce", "dsexplore.comm", "8 ranks", "8", "7.6 MiB", "2", "", "6 ms", "3 ms", "2 ms", "4 ms",
+        "all_reduce", "8 ranks", "8", "7.6 MiB", "2", "", "6 ms", "3 ms", "2 ms", "4 ms",
         "2.67 GB/s", "4.67 GB/s",
     ]  # fmt: skip
     assert cells[2] == [
-        "barrier", "dsexplore.comm", "8 ranks", "8", "–", "1", "", "500 µs", "500 µs", "500 µs", "500 µs", "–", "–",
+        "barrier", "8 ranks", "8", "–", "1", "", "500 µs", "500 µs", "500 µs", "500 µs", "–", "–",
     ]  # fmt: skip
+
+
+def test_a_column_that_never_changes_is_said_below_the_table(log: CommsLogger) -> None:
+    shown = log._repr_mimebundle_()["text/html"]
+    assert ">group</th>" in shown
+    assert ">layer</th>" not in shown
+    assert '<p class="dim">layer: <bdi>dsexplore.comm</bdi></p>' in shown
+    summary = log.summary()
+    summary.rows[0].layer = "torch.distributed"
+    shown = summary._repr_mimebundle_()["text/html"]
+    assert ">layer</th>" in shown
+    assert "layer: " not in shown
 
 
 def test_ranks_that_were_compared_have_waits_and_late_ranks_beside_each_line(log: CommsLogger) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dsexplore._internal.comm.logs.log_summary import WAITING_HEAD, CommsSummary, Line, shown_name, waiting_cells
 from dsexplore._internal.comm.sweeps.bandwidth import rate_text
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_seconds
-from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page import html, html_table
 from dsexplore._internal.views.page.charts import DASHES, LEGEND_ABOVE, themed
+from dsexplore._internal.views.page.html_table import Column, text
 from dsexplore._internal.views.page.theme import SHADE, op_mark
 from dsexplore._internal.views.view import PlottedView
 
@@ -19,7 +21,6 @@ STYLE = """
 .dsx .log .track{display:inline-block;width:48px;text-align:left}
 .dsx.dsx .log th,.dsx.dsx .log td{padding-right:8px}
 """
-HEAD = ("op", "layer", "group", "ranks", "message", "calls", "", "time", "mean", "fastest", "slowest", "algbw", "busbw")
 KINDS = ("time", "bandwidth")
 _MARGIN = {"l": 8, "r": 8, "t": 24, "b": 8}
 _WAITING_NOTE = "waiting: the part of the mean in which this rank waited for others"
@@ -49,21 +50,16 @@ class CommsSummaryView(PlottedView):
         """
         if not self._lines:
             return html.fragment(f"<p><b>Comms log</b></p>{html.verdict(self._summary.verdict())}")
-        longest = max(line.total for line in self._lines)
-        rows = [_row(line, longest) + self._waiting(line) for line in self._lines[:most]]
-        more = len(self._lines) - len(rows)
-        text = f"… and {more:,} more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
-        rest = f'<p class="dim">{text}</p>' if more else ""
-        note = '<p class="dim">message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes</p>'
-        if self._is_compared:
-            note = note.replace("</p>", f"; {_WAITING_NOTE}</p>")
-        head = HEAD + (WAITING_HEAD if self._is_compared else ())
-        table = html.table(head, rows, left=(0, 1, 2, 6, 14))
-        head_html = f"<p><b>Comms log</b> {self._summary.totals()}</p>{html.verdict(self._summary.verdict())}"
-        return html.fragment(f'{head_html}<div class="log">{table}</div>{rest}{note}', STYLE)
-
-    def _waiting(self, line: Line) -> list[str]:
-        return [html.escape(cell, 200) for cell in waiting_cells(line)] if self._is_compared else []
+        table = html_table.table(
+            [*_columns(self._lines), *(_WAITING if self._is_compared else ())],
+            self._lines[:most],
+            hidden=max(len(self._lines) - most, 0),
+            more="more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more",
+        )
+        waiting = f"; {_WAITING_NOTE}" if self._is_compared else ""
+        note = html.note(f"message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes{waiting}")
+        head = f"<p><b>Comms log</b> {self._summary.totals()}</p>{html.verdict(self._summary.verdict())}"
+        return html.fragment(f'{head}<div class="log">{table}</div>{note}', STYLE)
 
     def page(self) -> str:
         """Return a document with many more rows than a notebook's output holds."""
@@ -83,23 +79,36 @@ class CommsSummaryView(PlottedView):
         return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
 
 
-def _row(line: Line, longest: float) -> list[str]:
-    share = 100 * line.total / longest if longest else 0
-    style = f"width:{share:.1f}%;background:{SHADE}"
-    bar = f'<span class="track"><span class="bar" style="{style}"></span></span>'
-    rates = map(rate_text, line.rates) if line.rates else ("–", "–")
-    times = [line.total, line.mean, line.fastest, line.slowest] if line.timed else []
+def _columns(lines: list[Line]) -> list[Column]:
+    """Return the columns of the table; bars are as long as their line's share of the longest time."""
+    longest = max(line.total for line in lines)
     return [
-        html.name(shown_name(line)),
-        html.name(line.layer),
-        html.name(line.group.name),
-        str(line.group.size),
-        format_bytes(line.message_bytes) if line.message_bytes else "–",
-        f"{line.count:,}",
-        bar if times else "",
-        *(map(format_seconds, times) if times else ("–",) * 4),
-        *rates,
+        text("op", lambda line: html.name(shown_name(line))),
+        replace(text("layer", lambda line: html.name(line.layer)), if_varied=True),
+        replace(text("group", lambda line: html.name(line.group.name)), if_varied=True),
+        Column("ranks", lambda line: str(line.group.size), if_varied=True),
+        Column("message", lambda line: format_bytes(line.message_bytes) if line.message_bytes else "–"),
+        Column("calls", lambda line: f"{line.count:,}"),
+        text("", lambda line: _bar(line.total / longest) if line.timed and longest else ""),
+        _time("time", "total"),
+        *(_time(name, name) for name in ("mean", "fastest", "slowest")),
+        Column("algbw", lambda line: rate_text(line.rates[0]) if line.rates else "–"),
+        Column("busbw", lambda line: rate_text(line.rates[1]) if line.rates else "–"),
     ]
+
+
+def _bar(share: float) -> str:
+    return f'<span class="track"><span class="bar" style="width:{100 * share:.1f}%;background:{SHADE}"></span></span>'
+
+
+def _time(title: str, name: str) -> Column:
+    return Column(title, lambda line: format_seconds(getattr(line, name)) if line.timed else "–")
+
+
+_WAITING = (
+    Column(WAITING_HEAD[0], lambda line: waiting_cells(line)[0]),
+    text(WAITING_HEAD[1], lambda line: html.escape(waiting_cells(line)[1], 200)),
+)
 
 
 def _label(line: Line) -> str:

@@ -19,6 +19,8 @@ class Column:
     """Returns the cell of a row as HTML."""
     look: str = ""
     """Classes of its cells."""
+    if_varied: bool = False
+    """Whether it is hidden where all its cells are equal; a note below the table says what they are."""
 
 
 def text(title: str, cell: Callable[[Any], str]) -> Column:
@@ -55,6 +57,9 @@ def table(
         hidden: number of rows that are not shown, which a note below says.
         more: what follows that number in the note, as HTML.
     """
+    rows = list(rows)
+    constant = [column for column in columns if column.if_varied and len(set(map(column.cell, rows))) == 1]
+    columns = [column for column in columns if column not in constant]
     looks = [f' class="{column.look}"' if column.look else "" for column in columns]
     titles = [html.escape(column.title) for column in columns]
     head = "".join(
@@ -71,4 +76,5 @@ def table(
     kind = ' class="bars"' if any("track" in column.look for column in columns) else ""
     drawn = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     note = html.note(f"… and {hidden:,} {more}") if hidden > 0 else ""
+    note += html.note("; ".join(f"{html.escape(column.title)}: {column.cell(rows[0])}" for column in constant))
     return f'<div class="scroll{" stacks" if stacks else ""}" tabindex="0">{drawn}</div>{note}'
