@@ -12,6 +12,8 @@ _TENTH = Decimal("0.1")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
 _BINARY_RATES = ("B/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s")
+UNITS_OF_SECONDS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+"""(unit, its seconds), the longest first."""
 _FACTORS = {
     **{unit.lower(): 1024**power for power, unit in enumerate(_BINARY)},
     **{unit.lower(): 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB", "EB"))},
@@ -65,13 +67,17 @@ def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Return a duration with three significant digits: ``0.00125`` → ``"1.25 ms"``, ``1234`` → ``"1,230 s"``."""
-    size = abs(seconds)
-    if size == 0:
+    if seconds == 0:
         return "0 s"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if size >= 0.9995 * scale:  # three digits of less are not 1,000 of the next unit
-            return f"{format_number(seconds / scale)} {unit}"
-    return f"{format_number(seconds / 1e-9)} ns"
+    unit, scale = unit_of_seconds([seconds])
+    return f"{format_number(seconds / scale)} {unit}"
+
+
+def unit_of_seconds(durations: Iterable[float]) -> tuple[str, float]:
+    """Return the unit of the longest of some durations, as the unit of them all, and its seconds: ``("ms", 0.001)``."""
+    longest = max(map(abs, durations), default=0.0) or 1.0
+    fits = (unit for unit in UNITS_OF_SECONDS if longest >= 0.9995 * unit[1])  # 999.6 ms are 1,000 in three digits
+    return next(fits, UNITS_OF_SECONDS[-1])
 
 
 def format_number(number: float) -> str:

@@ -24,7 +24,7 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace import measured_time
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.units import format_count, format_seconds
+from dsexplore._internal.units import UNITS_OF_SECONDS, format_count, format_seconds
 
 By = Literal["rank", "module", "axis", "phase", "op", "group"]
 
@@ -188,12 +188,11 @@ def range_text(low: float, high: float) -> str:
 
 def _two_digits(seconds: float, largest: float) -> str:
     """Return seconds in the unit of the largest, with two significant digits."""
-    unit, scale = next(((name, size) for name, size in _UNITS if largest >= 0.995 * size), _UNITS[-1])
+    unit, scale = next(
+        ((name, size) for name, size in UNITS_OF_SECONDS if largest >= 0.995 * size), UNITS_OF_SECONDS[-1]
+    )
     value = float(f"{seconds / scale:.2g}")
     return f"{value:,.10g} {unit}"
-
-
-_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
 
 
 def _collectives(arrived: pl.DataFrame) -> pl.DataFrame:

@@ -225,7 +225,7 @@ def test_views(compared: MeshComparison, tmp_path: Path) -> None:
     assert len(marks[0].x) == 3
     twin = view_of(compared).still(compared.figure())
     assert '<svg class="still"' in twin
-    assert "seconds per step, predicted (log) by GiB of one GPU, predicted, of " in twin
+    assert "ms per step, predicted (log) by GiB of one GPU, predicted, of " in twin
     assert all(f"{one.mesh}: " in twin for one in compared.ranking)
     box = compared.explore()
     box.select(compared.ranking[1].mesh)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
-from dsexplore._internal.units import format_bytes, format_seconds
-from dsexplore._internal.views.cost.prediction_tables import PARTS, STYLE, bar
+from dsexplore._internal.units import format_bytes, format_seconds, unit_of_seconds
+from dsexplore._internal.views.cost.prediction_tables import PARTS, STYLE, bar, parts_key
 from dsexplore._internal.views.cost.prediction_view import PredictionView
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
@@ -64,7 +64,9 @@ class MeshComparisonView(PlottedView):
         head = f'<p>Meshes on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
         head += html.verdict(comparison.verdict())
         table = html.table(HEAD, rows, left=(0, 1, 4))
-        return html.fragment(f'<div class="prediction">{head}{drawn}{table}{remarks}{dropped}</div>', STYLE)
+        return html.fragment(
+            f'<div class="prediction">{head}{drawn}{parts_key()}{table}{remarks}{dropped}</div>', STYLE
+        )
 
     def figure(self) -> Any:
         """Return a plotly figure: step time with its range against memory, one mark per mesh."""
@@ -80,16 +82,20 @@ class MeshComparisonView(PlottedView):
         out = [
             candidate for candidate in comparison.candidates if candidate.prediction is not None and candidate.dropped
         ]
+        predicted = [candidate.prediction for candidate in (*fits, *out) if candidate.prediction is not None]
+        unit, scale = unit_of_seconds(prediction.step.expected for prediction in predicted)
         for name, part, color, symbol in (("fits", fits, SHADE, "circle"), ("does not fit", out, GREY, "x")):
             predictions = [candidate.prediction for candidate in part if candidate.prediction is not None]
             figure.add_scatter(
                 x=[prediction.memory / 2**30 for prediction in predictions],
-                y=[prediction.step.expected for prediction in predictions],
+                y=[prediction.step.expected / scale for prediction in predictions],
                 error_y={
                     "type": "data",
                     "symmetric": False,
-                    "array": [prediction.step.high - prediction.step.expected for prediction in predictions],
-                    "arrayminus": [prediction.step.expected - prediction.step.low for prediction in predictions],
+                    "array": [(prediction.step.high - prediction.step.expected) / scale for prediction in predictions],
+                    "arrayminus": [
+                        (prediction.step.expected - prediction.step.low) / scale for prediction in predictions
+                    ],
                 },
                 mode="markers+text",
                 text=[html.escape(candidate.mesh, 30) for candidate in part],
@@ -97,15 +103,13 @@ class MeshComparisonView(PlottedView):
                 name=name,
                 marker={"color": color, "symbol": symbol, "size": 10},
                 customdata=[candidate.mesh for candidate in part],
-                hovertemplate="%{customdata}<br>%{y:.3g} s, %{x:.1f} GiB<extra></extra>",
+                hovertemplate=f"%{{customdata}}<br>%{{y:.3g}} {unit}, %{{x:.1f}} GiB<extra></extra>",
             )
         size = int(comparison.cluster.memory.size)
-        if size <= 2 * max(
-            (candidate.prediction.memory for candidate in (*fits, *out) if candidate.prediction is not None), default=0
-        ):
+        if size <= 2 * max((prediction.memory for prediction in predicted), default=0):
             figure.add_vline(size / 2**30, line_dash="dot", line_color=ALARM, annotation_text="memory")
         figure.update_xaxes(title=f"GiB of one GPU, predicted, of {format_bytes(size)}", rangemode="tozero")
-        figure.update_yaxes(title="seconds per step, predicted (log)", type="log")
+        figure.update_yaxes(title=f"{unit} per step, predicted (log)", type="log")
         title = html.escape(f"meshes on {comparison.cluster.title}, predicted", 120)
         figure.update_layout(legend=LEGEND_ABOVE)
         margin = {"l": 80, "r": 40, "t": 90, "b": 50}

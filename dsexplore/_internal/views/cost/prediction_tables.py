@@ -25,6 +25,7 @@ _MOST_BESIDE = 40
 STYLE = """
 .dsx .prediction .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
 .dsx .prediction td{vertical-align:middle}
+.dsx .prediction .named{display:inline-block;margin-right:14px}
 .dsx .prediction .bar{width:min(220px,15vw);display:flex;height:14px}
 .dsx .prediction .bar span{display:block;height:14px}
 .dsx .prediction .part{display:inline-block;width:14px;height:11px;margin-right:5px;vertical-align:-1px}
@@ -73,6 +74,11 @@ def _key(part: str) -> str:
     return f'<span class="part" style="background:{PARTS[part]}"></span>' if part in PARTS else ""
 
 
+def parts_key() -> str:
+    """Return the colors and names of the parts of `bar`."""
+    return html.note(" ".join(f'<span class="named">{_key(part)}{part}</span>' for part in PARTS))
+
+
 def _share(part: float, whole: float) -> str:
     return format_share(part, whole) if whole else ""
 
@@ -89,7 +95,7 @@ def modules_table(prediction: Prediction, most: int) -> str:
         *map(_part_column, ("compute", "communication", "exposed", "idle")),
     ]
     hidden, more = len(rows) - len(longest), "shorter rows: <code>by_module()</code> has all modules"
-    return table(columns, [row for row in rows if row.place in longest], hidden=hidden, more=more)
+    return parts_key() + table(columns, [row for row in rows if row.place in longest], hidden=hidden, more=more)
 
 
 def _part_column(part: str) -> Column:

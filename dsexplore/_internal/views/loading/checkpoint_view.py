@@ -58,4 +58,4 @@ class CheckpointCostView(ResultView[CheckpointCost]):
             ("a step waits", waiting, SHADE),
             ("written while steps go on", in_background, tint(SHADE, 0.45)),
         ]
-        return stacked_bars(names, parts, "seconds of one checkpoint, predicted", left=_WIDTH_OF_NAMES)
+        return stacked_bars(names, parts, "of one checkpoint, predicted", left=_WIDTH_OF_NAMES)

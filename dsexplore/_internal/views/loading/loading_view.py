@@ -78,6 +78,6 @@ class LoadingView(ResultView[LoadingResult]):
             ("waiting for the disk", waiting, SHADE),
             ("the disk alone, at its limit", disk, GREY),
         )
-        figure = stacked_bars([html.escape(name, 60) for name in names], series, "seconds, cold", 260)
+        figure = stacked_bars([html.escape(name, 60) for name in names], series, "of a cold load", 260)
         texts = [format_seconds(sum(parts)) for parts in zip(warm, waiting, disk, strict=True)]
         return figure.update_traces({"text": texts, "textposition": "none"}, 0)

@@ -47,4 +47,4 @@ class OffloadCostView(ResultView[OffloadCost]):
             (f"waiting for {swap.what}", [swap.exposed], color)
             for swap, color in zip(cost.swaps, (SHADE, tint(SHADE, 0.45)), strict=False)
         ]
-        return stacked_bars(["a step"], [part for part in series if part[1][0]], "seconds per step, predicted", 80)
+        return stacked_bars(["a step"], [part for part in series if part[1][0]], "per step, predicted", 80)

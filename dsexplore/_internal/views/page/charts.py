@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from dsexplore._internal.units import unit_of_seconds
 from dsexplore._internal.views.page.theme import INK, SHADE, tint
 
 _CLEAR = "rgba(0,0,0,0)"
@@ -45,21 +46,23 @@ def themed(figure: Any, **layout: Any) -> Any:
 
 
 def stacked_bars(names: list[str], series: Iterable[tuple[str, list[float], str]], title: str, left: int) -> Any:
-    """Return a plotly figure of horizontal bars in seconds, from top to bottom.
+    """Return a plotly figure of horizontal bars of durations, from top to bottom, in the unit of the longest part.
 
     Args:
         names: of the bars.
         series: (name, seconds in each bar, color) of their parts, from left to right.
-        title: of the axis.
+        title: what the durations are of, which follows their unit in the title of the axis.
         left: pixels that the names need.
     """
     import plotly.graph_objects as go
 
-    figure = go.Figure()
-    for name, values, color in series:
-        hover = f"%{{y}}<br>%{{x:.3g}} s {name}<extra></extra>"
+    figure, series = go.Figure(), list(series)
+    unit, scale = unit_of_seconds(seconds for _, parts, _ in series for seconds in parts)
+    for name, parts, color in series:
+        hover = f"%{{y}}<br>%{{x:.3g}} {unit} {name}<extra></extra>"
+        values = [seconds / scale for seconds in parts]
         figure.add_bar(orientation="h", x=values, y=names, name=name, marker={"color": color}, hovertemplate=hover)
     figure.update_yaxes(autorange="reversed")
-    figure.update_xaxes(title=title, rangemode="tozero")
+    figure.update_xaxes(title=f"{unit} {title}", rangemode="tozero")
     figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
     return themed(figure, height=110 + 28 * len(names), margin={"l": left, "r": 40, "t": 50, "b": 50})
