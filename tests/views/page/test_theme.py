@@ -19,6 +19,7 @@ from dsexplore._internal.views.cost import prediction_tables
 from dsexplore._internal.views.cost.prediction_tables import PARTS
 from dsexplore._internal.views.page import style, theme
 from dsexplore._internal.views.sharding import shard_picture
+from dsexplore._internal.views.timeline.mark_colors import _IO, WAITS
 from dsexplore._internal.views.trace import diff_tree, drawings
 
 Matrix = npt.NDArray[np.float64]
@@ -51,6 +52,7 @@ SIDE_BY_SIDE = {
     "memory": [mark.color for mark in theme.MEMORY.values()],
     "ops": [mark.color for mark in theme._OPS.values()],
     "parts of a predicted step": list(PARTS.values()),
+    "waiting, disk and standing still": [theme.SHADE, WAITS.fill, *(color.fill for color in _IO.values())],
 }
 
 

@@ -31,7 +31,7 @@ class Color:
 
 
 _GAPS = {WAITING: Color(WAITING, "–", theme.WAITING, "#000")}
-_IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", theme.WAITING, "#000")}
+_IO = {DISK: Color(DISK, "d", SERIES[6], theme.ink(SERIES[6])), STILL: Color(STILL, "s", theme.ALARM, "#fff")}
 WAITS = Color("waiting for a rank that comes later", "–", theme.WAITING, "#000")
 LATE = Color("late", "+", theme.ALARM, "#fff")
 """Of measured ranks, the part of a collective in which a rank waits, and the time by which another comes late."""
