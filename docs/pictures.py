@@ -4,8 +4,8 @@ The programs: a Llama with tensor parallelism and FSDP2 on 8 and on 64 ranks, a 
 expert parallelism, DDP on four real ranks of which one is late, 2,000 modules, long names, and one that sends nothing;
 also experts with uneven traffic, ranks that read a disk, a hang and a plan that computes something else.
 Each page is examined by axe-core, for what it cuts off without a cue, for nearly empty drawings, for labels on one
-another, and for marks that hardly stand out; the faults are printed, and the exit status is 1 where there is one. A
-widget stands in a bare page, filled by its own Python.
+another, for two lines under a title, and for marks that hardly stand out; the faults are printed, and the exit status
+is 1 where there is one. A widget stands in a bare page, filled by its own Python.
 
 Usage: python docs/pictures.py FOLDER [part of a name …]
 """
@@ -34,7 +34,7 @@ from tests.aio.data_loaders.test_feeding_result import feeding
 from tests.aio.offload.test_offload_plan import cost as offload_cost
 from tests.browser.bare_page import AXE, RULES, axe, draw
 from tests.browser.conftest import ARGUMENTS, chromium
-from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP
+from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP, TWO_LINES
 from tests.browser.test_accessibility import CUT
 from tests.views import traces
 
@@ -154,6 +154,7 @@ def faults_of(page: Any) -> list[str]:
         *page.evaluate(CUT),
         *page.evaluate(EMPTY),
         *page.evaluate(OVERLAP),
+        *page.evaluate(TWO_LINES),
         *page.evaluate(FAINT, LEAST_CONTRAST),
     ]
 

@@ -1,4 +1,5 @@
-"""Rules of pictures, as JavaScript that returns what breaks them: empty plots, labels on one another, faint marks.
+"""Rules of pictures, as JavaScript that returns what breaks them: empty plots, labels on one another, faint marks, and
+titles with two lines under them.
 
 A browser draws labels where the style puts them, and a mark on what lies below it: neither is in the HTML.
 """
@@ -52,6 +53,13 @@ OVERLAP = """() => {
   return [...faults].slice(0, 20);
 }"""
 """Texts that lie on one another by more than two pixels and almost half a line."""
+
+TWO_LINES = """() => [...document.querySelectorAll("thead>tr")].filter((titles) => {
+  const lined = [titles, ...titles.children].filter((each) => each.checkVisibility()
+    && getComputedStyle(each).borderBottomStyle !== "none" && parseFloat(getComputedStyle(each).borderBottomWidth));
+  return new Set(lined.map((each) => Math.round(each.getBoundingClientRect().bottom))).size > 1;
+}).map((titles) => `two lines under a title: ${titles.textContent.slice(0, 40)}`)"""
+"""Titles of tables that stand below one another, each with a line."""
 
 FAINT = """(least) => {
   const pixel = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });

@@ -14,11 +14,19 @@ from typing import Any
 import pytest
 
 from docs import pictures
-from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP
+from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP, TWO_LINES
 
 pytestmark = pytest.mark.browser
 
-SAMPLE = ("timeline pipeline", "predicted timeline", "trace nothing", "log", "redistribution", "communication sweep")
+SAMPLE = (
+    "timeline pipeline",
+    "predicted timeline",
+    "trace nothing",
+    "trace uneven experts",
+    "log",
+    "redistribution",
+    "communication sweep",
+)
 LOOKS = ((320, "light"), (1440, "dark"))
 
 
@@ -72,6 +80,12 @@ def test_a_sample_of_the_gallery_breaks_no_rule(name: str, views: Any, page: Any
             EMPTY,
             "<svg class='still' aria-label='a' width='100' height='100'><rect width='5' height='5'/></svg>",
             "empty",
+        ),
+        (
+            TWO_LINES,
+            "<style>th,td{display:block;border-bottom:1px solid}</style>"
+            "<table><thead><tr><th>Questions</th><td></td></tr></thead></table>",
+            "Questions",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsexplore._internal.views.trace.figure_spec import Spec, finished, heatmap_spec
+from dsexplore._internal.views.trace.figure_spec import Spec, finished, heatmap_spec, with_top
 from dsexplore._internal.views.trace.tally import Grid
 from dsexplore._internal.views.widgets.part_widgets import PlotWidget
 
@@ -34,7 +34,7 @@ CELLS = (
 
 def spec_of(values: list[list[float]], columns: list[str], top: float = 0.0) -> Spec:
     rows = [f"<layers>.{i}" for i in range(len(values))]
-    return finished(heatmap_spec(Grid(rows, columns, np.array(values)), "module_axis", rows, columns, top))
+    return finished(with_top(heatmap_spec(Grid(rows, columns, np.array(values)), "module_axis", rows, columns), top))
 
 
 def drawn(page: Any, spec: Spec, number: int) -> None:
@@ -137,3 +137,15 @@ def test_its_scale_stands_close_below_and_what_is_said_of_a_cell_has_room(page: 
         held = page.locator(".dsx-plot").bounding_box()
         assert held["y"] <= box["y"]
         assert box["y"] + box["height"] <= held["y"] + held["height"]
+
+
+def test_a_long_name_breaks_before_its_capitals_where_the_page_is_narrow(page: Any) -> None:
+    page.set_viewport_size({"width": 320, "height": 600})
+    grid = Grid(["DistributedDataParallel"], ["no mesh", "between steps"], np.array([[1.0, 2.0]]))
+    drawn(page, finished(heatmap_spec(grid, "module_axis", grid.rows, grid.columns)), 1)
+    lines = """[...document.querySelector('.dsx-of>span').childNodes].filter((each) => each.data).map((part) => {
+      const range = document.createRange();
+      range.selectNodeContents(part);
+      return [part.data, new Set([...range.getClientRects()].map((line) => line.top)).size];
+    })"""
+    assert page.evaluate(lines) == [["Distributed", 1], ["Data", 1], ["Parallel", 1]]

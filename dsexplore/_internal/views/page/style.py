@@ -51,7 +51,7 @@ table-layout:auto}
 .dsx.dsx th,.dsx.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
 background:none;color:inherit;white-space:nowrap}
 .dsx.dsx th{font-weight:600}
-.dsx.dsx.dsx thead :is(th,td){border-bottom:1px solid var(--dsx-line)}
+.dsx.dsx.dsx thead tr{border-bottom:1px solid var(--dsx-line)}
 .dsx.dsx.dsx .l{text-align:left}
 .dsx.dsx .w{white-space:normal;overflow-wrap:break-word;min-width:8em}
 .dsx.dsx.dsx tbody tr{background:none}
@@ -72,7 +72,7 @@ min-width:1px}
 .dsx.dsx .stacks td{text-align:left;white-space:normal}
 .dsx.dsx .stacks td:first-child{font-weight:600}
 .dsx.dsx .stacks td+td::before{content:attr(data-of) ": ";color:var(--dsx-dim)}}
-.dsx.dsx .bars td.track{width:42%;min-width:160px}
+.dsx.dsx .bars td.track{width:42%;min-width:100px}
 """
 
 

@@ -41,10 +41,10 @@ export function heatGrid(choose) {
     el.style.gridTemplateRows = `repeat(${rows.length},minmax(${tall}em,auto)) auto`;
     el.style.gridTemplateColumns = `fit-content(50%) repeat(${columns.length},minmax(0,1fr))`;
   }
-  // A name that breaks into lines behind its dots.
+  // A name that breaks into lines behind its dots and underscores, and before the capitals of its words.
   function parted(text) {
     const whole = element("span");
-    text.split(/(?<=\w\.|\*\.|_(?!_))/).forEach((part, i) => whole.append(...(i ? [element("wbr")] : []), part));
+    text.split(/(?<=\w\.|\*\.|_(?!_))|(?<=[a-z])(?=[A-Z])/).forEach((part, i) => whole.append(...(i ? [element("wbr")] : []), part));
     return whole;
   }
   function fill(cell, r, c) {
