@@ -103,7 +103,7 @@ def test_experts_of_few_tokens_take_as_long_as_they_are_read_however_many_tokens
             seconds=(1.0, 1.0, 1.0),
             stream="ep",
             link="node",
-            rule="wait",
+            sync="wait",
             op="all_to_all",
             axis="ep",
             message_bytes=1 << 20,

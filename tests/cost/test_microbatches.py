@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from dsexplore._internal.cost.meshes.compare_meshes import trace_rank
+from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.pipeline_times import with_microbatches
 from dsexplore._internal.cost.step.prediction import predict
 from dsexplore._internal.errors import UsageError
@@ -145,9 +146,9 @@ def test_what_makes_the_range_of_a_pipeline_wide_leaves_out_waiting_for_other_st
     prediction = predict(trace_rank(build, SIZES, 0))
     assert prediction.bubble.expected > 0
     played = prediction._slowest.played
-    for end, name in enumerate(("low", "expected", "high")):
-        own = played(end).end - played(end).receiving
-        assert prediction.by_cause()[name].sum() == pytest.approx(own)
+    for estimate in Estimate:
+        own = played(estimate).seconds - played(estimate).receiving
+        assert prediction.by_cause()[estimate.name.lower()].sum() == pytest.approx(own)
     assert prediction.step.why.startswith(prediction.widest_part)
 
 

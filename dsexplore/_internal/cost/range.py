@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_seconds
 
 UNITS = ("s", "B", "")
 """Units that a range can have: seconds, bytes, and none for ratios."""
+
+
+class Estimate(IntEnum):
+    """One of the three numbers of a range: the index of a quantity among its low, expected and high values."""
+
+    LOW = 0
+    EXPECTED = 1
+    HIGH = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore._internal.cost.kernels.async_tp import in_pieces
+from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Wait
 from dsexplore._internal.cost.step.stream_simulation import SimulatedStep, play
 
@@ -26,29 +27,29 @@ def collective(seq: int, seconds: float, op: str = "all_gather", link: str = "no
 
 
 def run(*items: Item) -> SimulatedStep:
-    return play(in_pieces(items), 1, 0.0)
+    return play(in_pieces(items), Estimate.EXPECTED, 0.0)
 
 
 def test_of_a_gather_its_first_piece_is_waited_for() -> None:
     """4 s in four pieces, beside 10 s of products on what was gathered."""
     played = run(collective(0, 4), Wait(0), product(5), product(5, "w3"))
-    assert (played.end, played.exposed, played.communication) == (11, 1, 4)
+    assert (played.seconds, played.exposed, played.communication) == (11, 1, 4)
 
 
 def test_a_gather_that_takes_longer_than_its_products_is_waited_for() -> None:
     played = run(collective(0, 8), Wait(0), product(3))
-    assert (played.end, played.exposed) == (8, 5)
+    assert (played.seconds, played.exposed) == (8, 5)
 
 
 def test_products_on_something_else_hide_no_gather() -> None:
     """The product of another depth is another layer's: the gather is over before it begins."""
     played = run(collective(0, 8), Wait(0), product(1), product(9, "w2", (1, 64, 32, 48)))
-    assert played.end == 8 + 9
+    assert played.seconds == 8 + 9
 
 
 def test_of_a_scatter_its_last_piece_is_waited_for() -> None:
     played = run(product(10, "w2"), collective(0, 4, "reduce_scatter"), Wait(0), product(1))
-    assert (played.end, played.exposed, played.communication) == (12, 1, 4)
+    assert (played.seconds, played.exposed, played.communication) == (12, 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_of_a_scatter_its_last_piece_is_waited_for() -> None:
     [
         [collective(0, 4, link="network"), Wait(0), product(9)],
         [collective(0, 4, "all_reduce"), Wait(0), product(9)],
-        [replace(collective(0, 4), rule="fsdp gather"), Wait(0), product(9)],
+        [replace(collective(0, 4), sync="fsdp gather"), Wait(0), product(9)],
         [collective(0, 4, "reduce_scatter"), Wait(0)],
         [collective(0, 4), Wait(0), replace(product(9), kind="attention")],
     ],
@@ -71,7 +72,7 @@ def test_pieces_are_never_slower_and_send_as_much(layers: list[tuple[bool, float
     for seq, (gathers, sent, computed) in enumerate(layers):
         moved = [collective(seq, sent, "all_gather" if gathers else "reduce_scatter"), Wait(seq)]
         items += [*moved, product(computed)] if gathers else [product(computed), *moved]
-    whole, divided = play(items, 1, 0.0), run(*items)
-    assert divided.end <= whole.end + 1e-9
+    whole, divided = play(items, Estimate.EXPECTED, 0.0), run(*items)
+    assert divided.seconds <= whole.seconds + 1e-9
     assert divided.communication == pytest.approx(whole.communication)
-    assert divided.compute + divided.exposed + divided.idle == pytest.approx(divided.end)
+    assert divided.compute + divided.exposed + divided.idle == pytest.approx(divided.seconds)

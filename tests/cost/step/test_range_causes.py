@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from dsexplore._internal.cost.cluster import Cluster
+from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.cost.step.rank_program import Item, Kernels, Options, Wait, programs
 from dsexplore._internal.cost.step.stream_simulation import play
@@ -75,8 +76,8 @@ def test_without_the_error_of_the_part_that_is_named_the_range_narrows_most(trac
         widths = {}
         for part in causes["what"]:
             slowdown, overlap = prediction._ranks[0]._how
-            ends = [play(without_range(items, part), end, slowdown, overlap).end for end in (0, 2)]
-            widths[part] = ends[1] - ends[0]
+            low, _, high = (play(without_range(items, part), end, slowdown, overlap).seconds for end in Estimate)
+            widths[part] = high - low
         assert min(widths, key=lambda part: widths[part]) == prediction.widest_part
     assert clear >= 8
     assert len({prediction.widest_part for prediction in predictions(traces)}) >= 3
@@ -92,7 +93,7 @@ def test_a_network_that_nobody_measured_is_named_where_it_is_the_widest_part(
 
 def test_a_step_without_error_has_no_cause(traced_layers: Callable[..., Trace]) -> None:
     prediction = traced_layers(1, dp=1).predict(FAST_CPU)
-    prediction._ranks[0].played = lambda _end: play([], 1, 0.0)  # type: ignore[method-assign] # a step of nothing
+    prediction._ranks[0].played = lambda _estimate: play([], Estimate.EXPECTED, 0.0)  # type: ignore[method-assign] # a step of nothing
     assert prediction.step.why == prediction.widest_part == ""
     assert prediction.by_cause().is_empty()
     assert "Widest part" not in view_of(prediction).text()

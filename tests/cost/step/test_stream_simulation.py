@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Rule, Wait
+from dsexplore._internal.cost.range import Estimate
+from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Sync, Wait
 from dsexplore._internal.cost.step.stream_simulation import SimulatedStep, play
 
 
@@ -15,27 +16,27 @@ def kernels(seconds: float, phase: str = "forward", host: float = 0.0) -> Kernel
 
 
 def collective(
-    seq: int, seconds: float, rule: Rule = "async", phase: str = "forward", op: str = "all_gather", stream: str = "s"
+    seq: int, seconds: float, sync: Sync = "async", phase: str = "forward", op: str = "all_gather", stream: str = "s"
 ) -> Collective:
-    return Collective(seq, (seconds,) * 3, stream, f"link of {stream}", rule, "m", phase, op, "dp", 1)
+    return Collective(seq, (seconds,) * 3, stream, f"link of {stream}", sync, "m", phase, op, "dp", 1)
 
 
 def run(*items: Item, slowdown: float = 0.0, overlap: bool = True) -> SimulatedStep:
-    return play(list(items), 1, slowdown, overlap)
+    return play(list(items), Estimate.EXPECTED, slowdown, overlap)
 
 
 def test_what_is_waited_for_at_once_is_exposed() -> None:
     played = run(kernels(1), collective(0, 2, "wait"), kernels(1))
-    assert (played.end, played.exposed, played.compute) == (4, 2, 2)
+    assert (played.seconds, played.exposed, played.compute) == (4, 2, 2)
 
 
 def test_what_is_waited_for_later_hides_behind_kernels() -> None:
     played = run(collective(0, 2), kernels(1.5), Wait(0), kernels(1))
-    assert (played.end, played.exposed) == (3, 0.5)
+    assert (played.seconds, played.exposed) == (3, 0.5)
 
 
 def test_what_nobody_waits_for_is_over_at_the_end() -> None:
-    assert run(kernels(1), collective(0, 3)).end == 4
+    assert run(kernels(1), collective(0, 3)).seconds == 4
 
 
 def test_gathers_of_fsdp_are_one_layer_ahead() -> None:
@@ -50,7 +51,7 @@ def test_slow_gathers_of_fsdp_bound_the_step() -> None:
     items: list[Item] = []
     for layer in range(4):
         items += [collective(layer, 3, "fsdp gather"), Wait(layer), kernels(2)]
-    assert run(*items).end == 4 * 3 + 2
+    assert run(*items).seconds == 4 * 3 + 2
 
 
 def test_one_reduction_of_fsdp_is_in_flight() -> None:
@@ -58,7 +59,7 @@ def test_one_reduction_of_fsdp_is_in_flight() -> None:
     items: list[Item] = []
     for layer in range(3):
         items += [kernels(1, "backward"), collective(layer, 3, "fsdp reduce", "backward", "reduce_scatter")]
-    assert run(*items, kernels(1, "optimizer")).end == 1 + 3 * 3 + 1
+    assert run(*items, kernels(1, "optimizer")).seconds == 1 + 3 * 3 + 1
 
 
 def test_buckets_of_ddp_are_waited_for_at_the_end_of_backward() -> None:
@@ -69,14 +70,14 @@ def test_buckets_of_ddp_are_waited_for_at_the_end_of_backward() -> None:
         collective(1, 1, "ddp"),
         kernels(1, "optimizer"),
     )
-    assert (played.end, played.exposed) == (5, 1)
+    assert (played.seconds, played.exposed) == (5, 1)
 
 
 def test_two_collectives_on_one_link_take_as_long_as_one_after_the_other() -> None:
     items = [collective(0, 2, stream="a"), collective(1, 2, stream="b")]
     apart = run(*items)
     shared = run(*(Collective(**{**{n: getattr(i, n) for n in i.__slots__}, "link": "node"}) for i in items))
-    assert (apart.end, shared.end) == (2, 4)
+    assert (apart.seconds, shared.seconds) == (2, 4)
 
 
 def test_kernels_beside_a_collective_are_slower() -> None:
@@ -85,7 +86,7 @@ def test_kernels_beside_a_collective_are_slower() -> None:
 
 def test_the_cpu_bounds_small_kernels() -> None:
     played = run(*(kernels(1, host=3) for _ in range(4)))
-    assert (played.end, played.idle) == (12, 8)
+    assert (played.seconds, played.idle) == (12, 8)
 
 
 _items = st.lists(
@@ -110,8 +111,8 @@ def test_compute_exposed_and_idle_are_the_step(items: list[object], slowdown: fl
         else:
             program.append(Wait(int(item)))  # type: ignore[call-overload] # an integer
     played = run(*program, slowdown=slowdown, overlap=overlap)
-    assert played.compute + played.exposed + played.idle == pytest.approx(played.end)
+    assert played.compute + played.exposed + played.idle == pytest.approx(played.seconds)
     ends = [span.end for span in played.spans if span.stream == "compute"]
     starts = [span.start for span in played.spans if span.stream == "compute"]
     assert all(start >= end - 1e-9 for end, start in zip(ends, starts[1:], strict=False))
-    assert max([*(span.end for span in played.spans), 0.0]) <= played.end + 1e-9
+    assert max([*(span.end for span in played.spans), 0.0]) <= played.seconds + 1e-9

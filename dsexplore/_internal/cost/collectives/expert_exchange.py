@@ -13,39 +13,67 @@ between nodes, that benchmarks/deepep_accuracy.py names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import comb, inf, log2
 from typing import Literal
 
-from dsexplore._internal.cost.cluster import Cluster, HardwareLike, as_cluster
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike, Link, as_cluster
 from dsexplore._internal.cost.collectives.collective_mechanism import rank_bandwidth
 from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
 from dsexplore._internal.cost.range import Range
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.signatures import names_arguments
 
+Op = Literal["dispatch", "combine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _KernelRates:
+    """What the kernels of one op reach.
+
+    Attributes:
+        nvlink: bandwidth of normal kernels over NVLink, as a part of that of NCCL's large messages.
+        nvlink_low_latency: the same of low-latency kernels.
+        processor: B/s of received tokens for each multiprocessor of normal kernels, in one node.
+        processor_across: the same where tokens pass a network too.
+        start: seconds of the two kernels of a normal call, of which the first counts the tokens, and of their barriers.
+    """
+
+    nvlink: float
+    nvlink_low_latency: float
+    processor: float
+    processor_across: float
+    start: float
+
+
+_RATES: Mapping[Op, _KernelRates] = {
+    "dispatch": _KernelRates(
+        nvlink=0.85, nvlink_low_latency=0.72, processor=17.5e9, processor_across=12.5e9, start=26e-6
+    ),
+    "combine": _KernelRates(nvlink=0.88, nvlink_low_latency=0.62, processor=20e9, processor_across=10e9, start=48e-6),
+}
 _NETWORK = 0.96
-"""Bandwidth that DeepEP reaches over a network, beside that of NCCL's large messages."""
-_NVLINK = {"dispatch": 0.85, "combine": 0.88}
-"""The same over NVLink, normal kernels."""
-_NVLINK_LOW_LATENCY = {"dispatch": 0.72, "combine": 0.62}
-_PROCESSOR = {"dispatch": (17.5e9, 12.5e9), "combine": (20e9, 10e9)}
-"""B/s of received tokens for each multiprocessor of normal kernels: in one node, and where they pass a network too."""
-_START = {"dispatch": 26e-6, "combine": 48e-6}
-"""Seconds of the two kernels of a normal call, of which the first counts the tokens, and of their barriers."""
+"""Bandwidth that DeepEP reaches over a network, as a part of that of NCCL's large messages."""
 _FLAGS = 10
 """Latencies of NVLink that low-latency kernels wait for."""
 _EXPERT = 13e-9
 """Seconds that they take for the count of each expert."""
 _NETWORK_FLAGS = 1.5
-"""Latencies of the network that low-latency kernels wait for; normal ones wait for `_NETWORK_BARRIER` each time that
-the number of nodes doubles."""
+"""Latencies of the network that low-latency kernels wait for."""
 _NETWORK_BARRIER = 4.6
+"""Latencies of the network that normal kernels wait for each time that the number of nodes doubles."""
 _CAST = 2e9
 """Numbers that a multiprocessor casts and sends in a second, token after token."""
 _SCALE = 4 / 128
 """Bytes of scales for each fp8 number."""
 _HEADER = 16
 """Bytes that low-latency kernels send with a token."""
+_COUNTS = (
+    *("tokens", "hidden", "experts", "top_k", "world_size"),
+    *("ranks_per_node", "nodes_per_token", "multiprocessors"),
+)
+"""The whole numbers of an `_Exchange`."""
 _BELOW, _ABOVE = 0.25, 0.45
 """The known error: benchmarks/deepep_accuracy.py."""
 _WHY = "DeepEP was measured on GPUs of other nodes, and no other constants are known for this one"
@@ -53,7 +81,7 @@ _WHY = "DeepEP was measured on GPUs of other nodes, and no other constants are k
 
 @names_arguments
 def deepep_time(
-    op: Literal["dispatch", "combine"],
+    op: Op,
     tokens: int,
     hidden: int,
     experts: int,
@@ -97,116 +125,143 @@ def deepep_time(
         38 us, 40 us
     """
     machine = as_cluster(hardware)
-    if token_bytes is None:
-        token_bytes = hidden * (1 + _SCALE) if op == "dispatch" else 2.0 * hidden
-    counts = {"tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "world_size": world_size}
+    if op not in _RATES:
+        raise UsageError(f"op={op!r} is not known: give 'dispatch' or 'combine'")
     if ranks_per_node is None:
         ranks_per_node = min(world_size, machine.domain_of_job(max(world_size, 1)))
-    nodes_per_token = nodes_per_token if nodes_per_token is not None else world_size
-    counts |= {"ranks_per_node": ranks_per_node, "nodes_per_token": nodes_per_token, "multiprocessors": multiprocessors}
-    _check(op, counts, ranks_per_node, {"token_bytes": token_bytes, "imbalance": imbalance}, machine)
-    nodes = world_size // ranks_per_node
-    if low_latency:
-        sent = tokens * top_k * (token_bytes + _HEADER) * imbalance
-        seconds = _low_latency(op, sent, (nodes, ranks_per_node), (tokens, hidden, experts), machine)
-    else:
-        reached = min(nodes, nodes_per_token)
-        chosen = experts * reached // nodes
-        to_nodes, to_ranks = (
-            parts * (1 - _missed(chosen, chosen // parts, top_k)) for parts in (reached, reached * ranks_per_node)
-        )
-        received = tokens * token_bytes * imbalance
-        shape = nodes, ranks_per_node
-        seconds = _normal(op, received * to_nodes, received * to_ranks, shape, multiprocessors, machine)
+    exchange = _Exchange(
+        op=op,
+        tokens=tokens,
+        hidden=hidden,
+        experts=experts,
+        top_k=top_k,
+        world_size=world_size,
+        ranks_per_node=ranks_per_node,
+        nodes_per_token=world_size if nodes_per_token is None else nodes_per_token,
+        multiprocessors=multiprocessors,
+        token_bytes=hidden * (1 + _SCALE if op == "dispatch" else 2.0) if token_bytes is None else token_bytes,
+        imbalance=imbalance,
+    )
+    exchange.check(machine)
+    seconds = exchange.low_latency_seconds(machine) if low_latency else exchange.normal_seconds(machine)
     return Range.within(seconds, _BELOW, _ABOVE, why=_WHY)
 
 
-def _low_latency(op: str, sent: float, shape: tuple[int, int], layer: tuple[int, int, int], cluster: Cluster) -> float:
-    """Return the seconds in which a rank sends so many bytes to the experts of all, and as many come to it.
+@dataclass(frozen=True, kw_only=True)
+class _Exchange:
+    """One exchange of tokens between the ranks of experts; the arguments of `deepep_time`."""
 
-    Args:
-        op: ``"dispatch"`` or ``"combine"``.
-        sent: bytes.
-        shape: nodes, and ranks of each.
-        layer: tokens, the numbers of each, and experts.
-        cluster: whose links.
-    """
-    (nodes, per_node), (tokens, hidden, experts) = shape, layer
-    generation = GENERATIONS[cluster.generation]
-    start = generation.start + _FLAGS * cluster.node.latency + _EXPERT * experts
-    over_nvlink = sent * (per_node - 1) / (nodes * per_node) / (_nvlink(cluster, per_node) * _NVLINK_LOW_LATENCY[op])
-    casting = -(-tokens // min(experts, generation.multiprocessors)) * hidden / _CAST if op == "dispatch" else 0.0
-    seconds = max(over_nvlink, casting)
-    if nodes > 1:
-        assert cluster.network is not None
-        start += _NETWORK_FLAGS * cluster.network.latency
-        seconds = max(seconds, sent * (nodes - 1) / nodes / _network(cluster))
-    return start + seconds
+    op: Op
+    tokens: int
+    hidden: int
+    experts: int
+    top_k: int
+    world_size: int
+    ranks_per_node: int
+    nodes_per_token: int
+    multiprocessors: int
+    token_bytes: float
+    imbalance: float
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the ranks."""
+        return self.world_size // self.ranks_per_node
+
+    @property
+    def nodes_chosen_from(self) -> int:
+        """Nodes that the experts of one token can be on."""
+        return min(self.nodes, self.nodes_per_token)
+
+    @property
+    def experts_chosen_from(self) -> int:
+        """Experts that one token can go to."""
+        return self.experts * self.nodes_chosen_from // self.nodes
+
+    def low_latency_seconds(self, cluster: Cluster) -> float:
+        """Return the seconds in which a rank sends its tokens to the experts of all, and as many come to it."""
+        generation, rates, nodes = GENERATIONS[cluster.generation], _RATES[self.op], self.nodes
+        sent = self.tokens * self.top_k * (self.token_bytes + _HEADER) * self.imbalance
+        near = (self.ranks_per_node - 1) / self.world_size
+        start = generation.start + _FLAGS * cluster.node.latency + _EXPERT * self.experts
+        seconds = sent * near / (self._nvlink(cluster) * rates.nvlink_low_latency)
+        if self.op == "dispatch":
+            in_turn = -(-self.tokens // min(self.experts, generation.multiprocessors))
+            seconds = max(seconds, in_turn * self.hidden / _CAST)
+        if nodes > 1:
+            network = _network(cluster)
+            start += _NETWORK_FLAGS * network.latency
+            seconds = max(seconds, sent * (nodes - 1) / nodes / _network_bandwidth(network))
+        return start + seconds
+
+    def normal_seconds(self, cluster: Cluster) -> float:
+        """Return the seconds in which a rank's tokens go once to each node and rank that has some of their experts."""
+        rates, nodes, per_node = _RATES[self.op], self.nodes, self.ranks_per_node
+        received = self.tokens * self.token_bytes * self.imbalance
+        to_ranks = received * self._reached(self.nodes_chosen_from * per_node)
+        per_processor = rates.processor_across if nodes > 1 else rates.processor
+        start = rates.start
+        seconds = max(
+            to_ranks * (per_node - 1) / per_node / (self._nvlink(cluster) * rates.nvlink),
+            to_ranks / (self.multiprocessors * per_processor),
+        )
+        if nodes > 1:
+            network = _network(cluster)
+            to_nodes = received * self._reached(self.nodes_chosen_from)
+            start += _NETWORK_BARRIER * network.latency * log2(nodes)
+            seconds = max(seconds, to_nodes * (nodes - 1) / nodes / _network_bandwidth(network))
+        return start + seconds
+
+    def _reached(self, places: int) -> float:
+        """Return how many of so many equal places have one of a token's experts, on average."""
+        experts = self.experts_chosen_from
+        elsewhere = comb(experts - experts // places, self.top_k) / comb(experts, self.top_k)
+        return places * (1 - elsewhere)
+
+    def _nvlink(self, cluster: Cluster) -> float:
+        return rank_bandwidth(cluster, max(self.ranks_per_node, 2))
+
+    def check(self, cluster: Cluster) -> None:
+        """Check that the exchange can be, on a cluster.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        for name in _COUNTS:
+            count = getattr(self, name)
+            if not isinstance(count, int) or count < 1:
+                raise UsageError(f"{name}={count!r} cannot be: give a whole number, 1 or more")
+        for name, least in (("token_bytes", 0), ("imbalance", 1)):
+            size = getattr(self, name)
+            if not least <= size < inf:
+                raise UsageError(f"{name}={size!r} cannot be: give a finite number, {least} or more")
+        if self.top_k > self.experts:
+            raise UsageError(f"top_k={self.top_k} of {self.experts} experts: a token goes to each of them once at most")
+        if self.experts % self.world_size:
+            raise UsageError(f"{self.experts} experts do not divide into {self.world_size} ranks of as many each")
+        if self.world_size % self.ranks_per_node:
+            raise UsageError(f"{self.world_size} ranks do not divide into nodes of {self.ranks_per_node}")
+        if self.top_k > self.experts_chosen_from:
+            left = f"nodes_per_token={self.nodes_per_token} leaves {self.experts_chosen_from} experts"
+            raise UsageError(f"top_k={self.top_k}: {left}")
+        if cluster.topology != "switch":
+            raise UsageError(
+                f"{cluster.name} has no switch over which each GPU writes to all others, which DeepEP needs"
+            )
+        if self.ranks_per_node > cluster.ranks_per_domain:
+            domain = f"the {cluster.domain_kind} has {cluster.ranks_per_domain} ranks"
+            raise UsageError(f"ranks_per_node={self.ranks_per_node}: {domain}")
+        if self.nodes > 1 and cluster.network is None:
+            raise UsageError(
+                f"{cluster.name} has no network, so {self.world_size} ranks do not fit: it has nodes of "
+                f"{self.ranks_per_node}"
+            )
 
 
-def _normal(
-    op: str, to_nodes: float, to_ranks: float, shape: tuple[int, int], multiprocessors: int, cluster: Cluster
-) -> float:
-    """Return the seconds in which a rank's bytes of tokens reach so many nodes' and ranks' worth of them."""
-    nodes, per_node = shape
-    start = _START[op]
-    over_nvlink = to_ranks * (per_node - 1) / per_node / (_nvlink(cluster, per_node) * _NVLINK[op])
-    seconds = max(over_nvlink, to_ranks / (multiprocessors * _PROCESSOR[op][nodes > 1]))
-    if nodes > 1:
-        assert cluster.network is not None
-        start += _NETWORK_BARRIER * cluster.network.latency * log2(nodes)
-        seconds = max(seconds, to_nodes * (nodes - 1) / nodes / _network(cluster))
-    return start + seconds
-
-
-def _nvlink(cluster: Cluster, per_node: int) -> float:
-    return rank_bandwidth(cluster, max(per_node, 2))
-
-
-def _network(cluster: Cluster) -> float:
+def _network(cluster: Cluster) -> Link:
     assert cluster.network is not None
-    return cluster.network.bandwidth * cluster.network.achievable * _NETWORK
+    return cluster.network
 
 
-def _missed(experts: int, some: int, top_k: int) -> float:
-    """Return the probability that none of `some` experts is among the `top_k` chosen ones of all."""
-    return comb(experts - some, top_k) / comb(experts, top_k)
-
-
-def _check(
-    op: str,
-    counts: dict[str, int],
-    ranks_per_node: int,
-    sizes: dict[str, float],
-    cluster: Cluster,
-) -> None:
-    """Raise `UsageError` for what cannot be."""
-    if op not in _START:
-        raise UsageError(f"op={op!r} is not known: give 'dispatch' or 'combine'")
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise UsageError(f"{name}={count!r} cannot be: give a whole number, 1 or more")
-    for name, size in sizes.items():
-        least = 1 if name == "imbalance" else 0
-        if not least <= size < inf:
-            raise UsageError(f"{name}={size!r} cannot be: give a finite number, {least} or more")
-    experts, top_k, ranks = counts["experts"], counts["top_k"], counts["world_size"]
-    if top_k > experts:
-        raise UsageError(f"top_k={top_k} of {experts} experts: a token goes to each of them once at most")
-    if experts % ranks:
-        raise UsageError(f"{experts} experts do not divide into {ranks} ranks of as many each")
-    if ranks % ranks_per_node:
-        raise UsageError(f"{ranks} ranks do not divide into nodes of {ranks_per_node}")
-    on_nodes = experts * min(ranks // ranks_per_node, counts["nodes_per_token"]) * ranks_per_node // ranks
-    if top_k > on_nodes:
-        raise UsageError(f"top_k={top_k}: nodes_per_token={counts['nodes_per_token']} leaves {on_nodes} experts")
-    if cluster.topology != "switch":
-        raise UsageError(f"{cluster.name} has no switch over which each GPU writes to all others, which DeepEP needs")
-    if ranks_per_node > cluster.ranks_per_domain:
-        raise UsageError(
-            f"ranks_per_node={ranks_per_node}: the {cluster.domain_kind} has {cluster.ranks_per_domain} ranks"
-        )
-    if ranks > ranks_per_node and cluster.network is None:
-        raise UsageError(
-            f"{cluster.name} has no network, so {ranks} ranks do not fit: it has nodes of {ranks_per_node}"
-        )
+def _network_bandwidth(network: Link) -> float:
+    return network.bandwidth * network.achievable * _NETWORK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -43,20 +44,90 @@ BEYOND = 4.0
 Links = Literal["node", "pcie", "shipped pcie", "host", "hosts", "network"]
 """What joins a group: links of a node; PCIe, of the user's machine or of one in this package; one host; several; else
 a network."""
-NearestMeasured = Literal["own", "own beyond", "near", "near beyond", "far", "none"]
-"""The measured times nearest to a group: its own, those of a near relative or a farther one; ``beyond``: sizes that
-are farther than `BEYOND` from the measured ones. ``none`` counts a far relative beyond its sizes too."""
 
-_EVIDENCE: tuple[NearestMeasured, ...] = ("own", "own beyond", "near", "near beyond", "far", "none")
-_ERRORS: dict[Links, tuple[Uncertainty, ...]] = {
-    "node": (MEASURED, RELATED, RELATED, MECHANISM, RELATED, MECHANISM),
-    "pcie": (MEASURED, RELATED, RELATED, PCIE, PCIE, PCIE),
-    "shipped pcie": (PCIE, PCIE, PCIE, PCIE, PCIE, PCIE),
-    "host": (SHARED, SHARED_RELATED, SHARED_RELATED, SHARED_RELATED, HOST, HOST),
-    "hosts": (SHARED, SHARED_RELATED, SHARED_RELATED, SHARED_RELATED, NETWORK, NETWORK),
-    "network": (MEASURED_NETWORK, MEASURED_NETWORK, MEASURED_NETWORK, MEASURED_NETWORK, NETWORK, NETWORK),
+
+@dataclass(frozen=True, kw_only=True)
+class _KnownErrors:
+    """The known errors on one kind of links, by the nearest measured times that a prediction rests on.
+
+    Attributes:
+        own: those of the op and group itself.
+        own_beyond: the same, for sizes that are farther than `BEYOND` from the measured ones.
+        near: those of a near relative.
+        near_beyond: the same, for sizes that are farther than `BEYOND` from the measured ones.
+        far: those of a farther relative.
+        none: nothing was measured, or of a farther relative nothing near the size.
+    """
+
+    own: Uncertainty
+    own_beyond: Uncertainty
+    near: Uncertainty
+    near_beyond: Uncertainty
+    far: Uncertainty
+    none: Uncertainty
+
+    def of(self, measured: MeasuredFactors | None, size: float) -> Uncertainty:
+        """Return the known error at so many message bytes."""
+        if measured is None:
+            return self.none
+        is_beyond = not measured.reach[0] / BEYOND <= size <= measured.reach[1] * BEYOND
+        if measured.distance == 0:
+            return self.own_beyond if is_beyond else self.own
+        if measured.distance < NEAR_RELATIVE:
+            return self.near_beyond if is_beyond else self.near
+        return self.none if is_beyond else self.far
+
+
+_KNOWN_ERRORS: Mapping[Links, _KnownErrors] = {
+    "node": _KnownErrors(
+        own=MEASURED,
+        own_beyond=RELATED,
+        near=RELATED,
+        near_beyond=MECHANISM,
+        far=RELATED,
+        none=MECHANISM,
+    ),
+    "pcie": _KnownErrors(
+        own=MEASURED,
+        own_beyond=RELATED,
+        near=RELATED,
+        near_beyond=PCIE,
+        far=PCIE,
+        none=PCIE,
+    ),
+    "shipped pcie": _KnownErrors(
+        own=PCIE,
+        own_beyond=PCIE,
+        near=PCIE,
+        near_beyond=PCIE,
+        far=PCIE,
+        none=PCIE,
+    ),
+    "host": _KnownErrors(
+        own=SHARED,
+        own_beyond=SHARED_RELATED,
+        near=SHARED_RELATED,
+        near_beyond=SHARED_RELATED,
+        far=HOST,
+        none=HOST,
+    ),
+    "hosts": _KnownErrors(
+        own=SHARED,
+        own_beyond=SHARED_RELATED,
+        near=SHARED_RELATED,
+        near_beyond=SHARED_RELATED,
+        far=NETWORK,
+        none=NETWORK,
+    ),
+    "network": _KnownErrors(
+        own=MEASURED_NETWORK,
+        own_beyond=MEASURED_NETWORK,
+        near=MEASURED_NETWORK,
+        near_beyond=MEASURED_NETWORK,
+        far=NETWORK,
+        none=NETWORK,
+    ),
 }
-"""{links: errors in the order of `_EVIDENCE`}."""
 
 
 def uncertainty_of(cluster: Cluster, group: GroupShape, measured: MeasuredFactors | None, size: float) -> Uncertainty:
@@ -68,7 +139,7 @@ def uncertainty_of(cluster: Cluster, group: GroupShape, measured: MeasuredFactor
         measured: the measured times that the prediction rests on; None if there are none.
         size: message bytes.
     """
-    return _ERRORS[_links(cluster, group)][_EVIDENCE.index(_nearest(measured, size))]
+    return _KNOWN_ERRORS[_links(cluster, group)].of(measured, size)
 
 
 def _links(cluster: Cluster, group: GroupShape) -> Links:
@@ -88,14 +159,3 @@ def _is_shipped(name: str) -> bool:
     Over PCIe these say little about the user's machine.
     """
     return name in known_clusters()
-
-
-def _nearest(measured: MeasuredFactors | None, size: float) -> NearestMeasured:
-    if measured is None:
-        return "none"
-    is_beyond = not measured.reach[0] / BEYOND <= size <= measured.reach[1] * BEYOND
-    if measured.distance == 0:
-        return "own beyond" if is_beyond else "own"
-    if measured.distance < NEAR_RELATIVE:
-        return "near beyond" if is_beyond else "near"
-    return "none" if is_beyond else "far"

@@ -36,7 +36,7 @@ def in_pieces(items: Sequence[Item]) -> list[Item]:
 
 
 def _may_be_split(item: Collective) -> bool:
-    return item.op in _OPS and item.rule in ("wait", "async") and item.link == "node" and item.ranks > 1
+    return item.op in _OPS and item.sync in ("wait", "async") and item.link == "node" and item.ranks > 1
 
 
 def _split_all_gather(program: list[Item], position: int, item: Collective, seq: int) -> int:
@@ -61,9 +61,9 @@ def _split_reduce_scatter(program: list[Item], position: int, item: Collective, 
     if not isinstance(product, Kernels) or product.kind != "matmul" or product.phase != item.phase:
         return position
     rest, last = _split(item, seq, item.ranks - 1)
-    program[position] = replace(last, seq=item.seq, rule=item.rule)
+    program[position] = replace(last, seq=item.seq, sync=item.sync)
     program.insert(position, Wait(seq))
-    program.insert(before, replace(rest, seq=seq, rule="async"))
+    program.insert(before, replace(rest, seq=seq, sync="async"))
     return position + 2
 
 
@@ -78,7 +78,7 @@ def _split(item: Collective, seq: int, pieces: int) -> tuple[Collective, Collect
     part = pieces / item.ranks
     first = replace(item, seconds=_scaled(item.seconds, part), message_bytes=round(item.message_bytes * part))
     remaining = item.message_bytes - first.message_bytes
-    return first, replace(item, seq=seq, seconds=_scaled(item.seconds, 1 - part), message_bytes=remaining, rule="async")
+    return first, replace(item, seq=seq, seconds=_scaled(item.seconds, 1 - part), message_bytes=remaining, sync="async")
 
 
 def _scaled(seconds: Times, part: float) -> Times:
@@ -88,7 +88,7 @@ def _scaled(seconds: Times, part: float) -> Times:
 
 def _position_of_wait(program: list[Item], position: int, item: Collective) -> int | None:
     """Return the position of the wait for a collective; None if anything slow runs before it."""
-    if item.rule == "wait":
+    if item.sync == "wait":
         return position
     for later in range(position + 1, len(program)):
         candidate = program[later]

@@ -24,6 +24,7 @@ from dsexplore._internal.cost.kernels.compute import KERNEL_GAP
 from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
 from dsexplore._internal.cost.memory.memory_need import Saving
 from dsexplore._internal.cost.memory.peak_memory import PeakMemory, layer_of
+from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.rank_program import Collective, StepProgram
 from dsexplore._internal.cost.step.stream_simulation import GAPS, SimulatedStep, is_receiving
 from dsexplore._internal.trace.tables import Tables
@@ -100,20 +101,20 @@ class Savings:
             yield Saving("offload the optimizer's state", state, 2 * state / link)
 
     def _reshard(self) -> Iterator[Saving]:
-        gathers = [item for item in self._collectives() if item.rule == "fsdp gather"]
+        gathers = [item for item in self._collectives() if item.sync == "fsdp gather"]
         if not gathers:
             return
         largest = max(item.message_bytes for item in gathers)
         kept = self._peak.parts["buffers"] - _KEPT_GATHERED * largest
         forward, backward = (
-            sum(item.seconds[1] for item in gathers if (item.phase == "forward") is is_forward)
+            sum(item.seconds[Estimate.EXPECTED] for item in gathers if (item.phase == "forward") is is_forward)
             for is_forward in (True, False)
         )
         if kept > 0 and forward > backward:
             yield Saving("reshard after forward", kept, forward - backward)
 
     def _shard(self) -> Iterator[Saving]:
-        reduced = [item for item in self._collectives() if item.rule == "ddp"]
+        reduced = [item for item in self._collectives() if item.sync == "ddp"]
         if not reduced:
             return
         ranks, parts = reduced[0].ranks, self._peak.parts
@@ -127,7 +128,11 @@ class Savings:
         yield Saving("shard with fully_shard", int(whole * (ranks - 1) / ranks), time.expected)
 
     def _half(self) -> Iterator[Saving]:
-        again = sum(item.seconds[1] for item in self._collectives() if item.rule in ("fsdp gather", "fsdp reduce"))
+        again = sum(
+            item.seconds[Estimate.EXPECTED]
+            for item in self._collectives()
+            if item.sync in ("fsdp gather", "fsdp reduce")
+        )
         kernels = self._tables.kernels.filter(rank=self._program.rank, step=self._program.step)
         count = int(kernels.filter(kernels["phase"] != "optimizer")["count"].sum())
         half = self._peak.parts["activations"] // 2

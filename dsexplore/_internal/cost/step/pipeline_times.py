@@ -9,6 +9,7 @@ from functools import partial
 
 import polars as pl
 
+from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.rank_program import Collective, StepProgram
 from dsexplore._internal.cost.step.schedules import Schedule, ScheduledAction, place
 from dsexplore._internal.cost.step.stream_simulation import SimulatedStep, play
@@ -16,30 +17,27 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
 from dsexplore._internal.worlds.repeats.repeated_rows import RowBoundary, repeat, with_buffers
 
-LOW, EXPECTED, HIGH = range(3)
-"""The low end, the expected value and the high end of a range."""
-
 
 class RankTimes:
-    """One rank's step for each end of the range; an end is simulated on first use."""
+    """One rank's step for each of the three estimates, simulated on first use."""
 
     def __init__(self, program: StepProgram, slowdown: float, overlap: bool) -> None:
         self.program = program
         self._how = slowdown, overlap
-        self._played: dict[int, SimulatedStep] = {}
-        self.bubble: Callable[[int], float] = lambda _end: 0.0
-        """{end of the range: seconds that the rank waits for other stages}."""
+        self._played: dict[Estimate, SimulatedStep] = {}
+        self.bubble: Callable[[Estimate], float] = lambda _estimate: 0.0
+        """{estimate: seconds that the rank waits for other stages}."""
 
-    def played(self, end: int) -> SimulatedStep:
-        """Simulate one end of the range: 0 low, 1 expected, 2 high."""
-        if end not in self._played:
-            self._played[end] = play(self.program.items, end, *self._how)
-        return self._played[end]
+    def played(self, estimate: Estimate) -> SimulatedStep:
+        """Simulate the step with one of the three times of each item."""
+        if estimate not in self._played:
+            self._played[estimate] = play(self.program.items, estimate, *self._how)
+        return self._played[estimate]
 
-    def step(self, end: int) -> float:
+    def step(self, estimate: Estimate) -> float:
         """Return the seconds of the step."""
-        played = self.played(end)
-        return played.end - played.receiving + self.bubble(end)
+        played = self.played(estimate)
+        return played.seconds - played.receiving + self.bubble(estimate)
 
 
 _PARTS = ("events", "kernels", "memory")
@@ -114,7 +112,7 @@ class PipelineTimes:
     def __init__(self, tables: Tables, schedule: Schedule, ranks: list[RankTimes]) -> None:
         self._schedule, self._ranks = schedule, ranks
         self._positions = [_position(tables, member.program, len(schedule.order)) for member in ranks]
-        self._placed: dict[int, list[ScheduledAction]] = {}
+        self._placed: dict[Estimate, list[ScheduledAction]] = {}
         for member, position in zip(ranks, self._positions, strict=True):
             member.bubble = partial(self._bubble, position)
 
@@ -128,28 +126,28 @@ class PipelineTimes:
             "like the nearest of these; trace one rank of each stage for stages that differ"
         ]
 
-    def placed(self, end: int) -> list[ScheduledAction]:
-        """Return the timed actions of all ranks of the pipeline, for one end of the range."""
-        if end not in self._placed:
-            forward, backward = self._stage_times(end)
-            transfer = _transfer(self._ranks[0].program, end)
-            self._placed[end] = place(self._schedule, forward, backward, transfer)
-        return self._placed[end]
+    def placed(self, estimate: Estimate) -> list[ScheduledAction]:
+        """Return the timed actions of all ranks of the pipeline, for one of the three estimates."""
+        if estimate not in self._placed:
+            forward, backward = self._stage_times(estimate)
+            transfer = _transfer(self._ranks[0].program, estimate)
+            self._placed[estimate] = place(self._schedule, forward, backward, transfer)
+        return self._placed[estimate]
 
-    def _bubble(self, position: int, end: int) -> float:
+    def _bubble(self, position: int, estimate: Estimate) -> float:
         """Return the seconds that a rank of the pipeline waits for other stages."""
-        placed = self.placed(end)
+        placed = self.placed(estimate)
         return max(action.end for action in placed) - sum(
             action.end - action.start for action in placed if action.rank == position
         )
 
-    def _stage_times(self, end: int) -> tuple[dict[int, float], dict[int, float]]:
+    def _stage_times(self, estimate: Estimate) -> tuple[dict[int, float], dict[int, float]]:
         """Return the seconds of one microbatch's forward and backward, by stage."""
         schedule = self._schedule
         of_position = {}
         for member, position in zip(self._ranks, self._positions, strict=True):
             actions_per_rank = schedule.microbatches * schedule.stages_per_rank
-            ahead, back = member.played(end).phases
+            ahead, back = member.played(estimate).phases
             of_position[position] = ahead / actions_per_rank, back / actions_per_rank
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}
@@ -170,10 +168,10 @@ def _position(tables: Tables, program: StepProgram, size: int) -> int:
     return 0
 
 
-def _transfer(program: StepProgram, end: int) -> float:
+def _transfer(program: StepProgram, estimate: Estimate) -> float:
     """Return the seconds of the slowest message between stages."""
     times = [
-        item.seconds[end] for item in program.items if isinstance(item, Collective) and item.op in ("send", "recv")
+        item.seconds[estimate] for item in program.items if isinstance(item, Collective) and item.op in ("send", "recv")
     ]
     return max(times, default=0.0)
 

@@ -20,15 +20,8 @@ from dsexplore._internal.cost.kernels.product_time import stated_rate
 from dsexplore._internal.cost.memory.memory_need import Fit, MemoryNeed, Saving, outside_bytes
 from dsexplore._internal.cost.memory.memory_savings import Savings
 from dsexplore._internal.cost.memory.peak_memory import PeakMemory, peak_memory
-from dsexplore._internal.cost.range import Range
-from dsexplore._internal.cost.step.pipeline_times import (
-    EXPECTED,
-    HIGH,
-    LOW,
-    PipelineTimes,
-    RankTimes,
-    with_microbatches,
-)
+from dsexplore._internal.cost.range import Estimate, Range
+from dsexplore._internal.cost.step.pipeline_times import PipelineTimes, RankTimes, with_microbatches
 from dsexplore._internal.cost.step.prediction_frames import axis_frame, module_frame, rank_frame, span_frame
 from dsexplore._internal.cost.step.range_causes import RangeCause, as_frame, range_causes
 from dsexplore._internal.cost.step.rank_program import Collective, Options, programs
@@ -84,7 +77,7 @@ class Prediction(Result):
 
     @cached_property
     def _slowest(self) -> RankTimes:
-        return max(self._ranks, key=lambda rank: rank.step(EXPECTED))
+        return max(self._ranks, key=lambda rank: rank.step(Estimate.EXPECTED))
 
     @property
     def rank(self) -> int:
@@ -99,7 +92,7 @@ class Prediction(Result):
 
     @cached_property
     def _range_causes(self) -> list[RangeCause]:
-        return range_causes(*(self._slowest.played(end) for end in (LOW, EXPECTED, HIGH)))
+        return range_causes(*(self._slowest.played(estimate) for estimate in Estimate))
 
     @property
     def widest_part(self) -> str:
@@ -117,12 +110,12 @@ class Prediction(Result):
     @property
     def compute(self) -> Range:
         """Seconds that the compute stream is busy, of the slowest of the ranks that wait for one another."""
-        return self._range_of(lambda end: self._slowest.played(end).compute)
+        return self._range_of(lambda estimate: self._slowest.played(estimate).compute)
 
     @property
     def exposed(self) -> Range:
         """Seconds of communication that no compute hides."""
-        return self._range_of(lambda end: self._slowest.played(end).exposed)
+        return self._range_of(lambda estimate: self._slowest.played(estimate).exposed)
 
     @property
     def ranks_per_domain(self) -> int:
@@ -132,7 +125,7 @@ class Prediction(Result):
     @property
     def idle(self) -> Range:
         """Seconds that the compute stream waits for the CPU that launches kernels, or for other stages."""
-        return self._range_of(lambda end: self._slowest.played(end).idle + self._slowest.bubble(end))
+        return self._range_of(lambda estimate: self._slowest.played(estimate).idle + self._slowest.bubble(estimate))
 
     @property
     def bubble(self) -> Range:
@@ -142,12 +135,12 @@ class Prediction(Result):
     @property
     def communication(self) -> Range:
         """Seconds that collectives run, hidden or not."""
-        return self._range_of(lambda end: self._slowest.played(end).communication)
+        return self._range_of(lambda estimate: self._slowest.played(estimate).communication)
 
     @property
     def expected_step(self) -> float:
         """Expected seconds of the step, without its range, which takes three times as long to find."""
-        return self._slowest.step(EXPECTED)
+        return self._slowest.step(Estimate.EXPECTED)
 
     def expense(self, steps: int = 1) -> Expense:
         """Return the GPU-hours of so many steps of the whole job, their energy, and their price where the file has one.
@@ -159,16 +152,16 @@ class Prediction(Result):
             raise UsageError(f"steps={steps!r} is no number of steps: give 1 or more")
         return expense_of(self.step * steps, self.tables.info.world_size, self.cluster)
 
-    def _range_of(self, value: Callable[[int], float]) -> Range:
+    def _range_of(self, value: Callable[[Estimate], float]) -> Range:
         """Return the range of a simulated number, sorted, since more of one quantity may leave less of another."""
-        ends = [value(end) for end in (LOW, EXPECTED, HIGH)]
-        return Range(min(ends), ends[EXPECTED], max(ends))
+        ends = [value(estimate) for estimate in Estimate]
+        return Range(min(ends), ends[Estimate.EXPECTED], max(ends))
 
     @cached_property
     def peak(self) -> PeakMemory:
         """Most memory that a rank needs, and when."""
         has_streams = any(
-            isinstance(item, Collective) and item.rule == "fsdp gather"
+            isinstance(item, Collective) and item.sync == "fsdp gather"
             for rank in self._ranks
             for item in rank.program.items
         )
@@ -181,7 +174,7 @@ class Prediction(Result):
 
         def savings() -> tuple[Saving, ...]:
             slowest = self._slowest
-            played = slowest.played(EXPECTED)
+            played = slowest.played(Estimate.EXPECTED)
             return Savings(self.tables, slowest.program, played, self.peak, self.cluster, self.ranks_per_domain).found()
 
         available = int(self.cluster.memory.size)
@@ -196,7 +189,7 @@ class Prediction(Result):
     def notes(self) -> tuple[str, ...]:
         """Limits of these numbers that readers should know."""
         notes = [*self._notes, *contradictions(self.cluster)]
-        waiting = self._slowest.played(EXPECTED).idle
+        waiting = self._slowest.played(Estimate.EXPECTED).idle
         if waiting > _MUCH_WAITING * self.expected_step and self.cluster.topology != "host":
             notes.append(
                 f"for {format_share(waiting, self.expected_step)} of the step the GPU waits for the CPU that launches "
@@ -216,7 +209,7 @@ class Prediction(Result):
             ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
         """
         played = [
-            seconds_by_module(self._slowest.played(end), self._slowest.bubble(end)) for end in (LOW, EXPECTED, HIGH)
+            seconds_by_module(self._slowest.played(estimate), self._slowest.bubble(estimate)) for estimate in Estimate
         ]
         return module_frame(*played)
 
@@ -239,15 +232,15 @@ class Prediction(Result):
     @property
     def spans(self) -> list[Span]:
         """Rows of `timeline`."""
-        return self._slowest.played(EXPECTED).spans
+        return self._slowest.played(Estimate.EXPECTED).spans
 
     def spans_by_rank(self) -> dict[int, list[Span]]:
         """Return {rank in the trace: its predicted spans}, in seconds from the start of the rank's own step."""
-        return {rank.program.rank: rank.played(EXPECTED).spans for rank in self._ranks}
+        return {rank.program.rank: rank.played(Estimate.EXPECTED).spans for rank in self._ranks}
 
     def stages(self) -> list[ScheduledAction]:
         """Return when each pipeline stage is predicted to compute each microbatch; empty without a pipeline."""
-        return self._pipeline.placed(EXPECTED) if self._pipeline is not None else []
+        return self._pipeline.placed(Estimate.EXPECTED) if self._pipeline is not None else []
 
     def verdict(self) -> str:
         """Return the time of the step with its range, what most of it is, and whether its memory fits."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from dsexplore._internal.cost.step.pipeline_times import EXPECTED, RankTimes
+from dsexplore._internal.cost.range import Estimate
+from dsexplore._internal.cost.step.pipeline_times import RankTimes
 from dsexplore._internal.cost.step.stream_simulation import SECONDS_OF_MODULES, Span
 
 SecondsByModule = Mapping[tuple[str, str], Mapping[str, float]]
@@ -66,10 +67,10 @@ def rank_frame(ranks: Sequence[RankTimes]) -> pl.DataFrame:
     rows = [
         (
             rank.program.rank,
-            rank.step(EXPECTED),
-            rank.played(EXPECTED).compute,
-            rank.played(EXPECTED).exposed,
-            rank.played(EXPECTED).idle + rank.bubble(EXPECTED),
+            rank.step(Estimate.EXPECTED),
+            rank.played(Estimate.EXPECTED).compute,
+            rank.played(Estimate.EXPECTED).exposed,
+            rank.played(Estimate.EXPECTED).idle + rank.bubble(Estimate.EXPECTED),
         )
         for rank in ranks
     ]

@@ -21,11 +21,12 @@ from dsexplore._internal.trace.causes import is_fsdp2
 from dsexplore._internal.trace.collectives import OPS
 from dsexplore._internal.trace.tables import Tables
 
-Rule = Literal["fsdp gather", "fsdp reduce", "ddp", "wait", "async", "send", "recv"]
-"""When a collective may begin, and who waits for it; see `stream_simulation`."""
+Sync = Literal["fsdp gather", "fsdp reduce", "ddp", "wait", "async", "send", "recv"]
+"""How a collective is synchronized with the compute stream: what it waits for, and what waits for it; see
+`stream_simulation`."""
 
 Times = tuple[float, float, float]
-"""Seconds: low, expected, high."""
+"""Seconds by `Estimate`: low, expected, high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Collective:
         seconds: from the moment when all ranks have begun it.
         stream: the stream that it runs on.
         link: the link that it occupies: ``"node"`` or ``"network"``.
-        rule: see `Rule`.
+        sync: see `Sync`.
         module: whose parameters it moves, or that ran.
         phase: of the step.
         op: its op, such as ``all_gather``.
@@ -73,7 +74,7 @@ class Collective:
     seconds: Times
     stream: str
     link: str
-    rule: Rule
+    sync: Sync
     module: str
     phase: str
     op: str
@@ -296,7 +297,7 @@ class _ItemReader:
             seconds=(time.low, time.expected, time.high),
             stream=_stream(row),
             link="node" if per_node >= size else "network",
-            rule=_rule(row, waited),
+            sync=_sync(row, waited),
             module=row["owner"] or row["trigger"],
             phase=row["phase"],
             op=row["op"],
@@ -357,7 +358,7 @@ def _is_fsdp(cause: str) -> bool:
     return is_fsdp2(cause) and ":" not in cause
 
 
-def _rule(row: Mapping[str, Any], waited: set[int]) -> Rule:
+def _sync(row: Mapping[str, Any], waited: set[int]) -> Sync:
     op, cause = row["op"], row["cause"]
     if op == "send":
         return "send"

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple
 
+from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Wait
 
 COMPUTE = "compute"
@@ -92,14 +93,14 @@ class SimulatedStep:
         what: of each span, kernels, a collective, or a gap of the compute stream.
         starts: start of each span, in seconds from the start of the step.
         ends: end of each span.
-        end: of the step.
+        seconds: of the whole step.
     """
 
     def __init__(self) -> None:
         self.what: list[Kernels | Collective | Gap] = []
         self.starts = array("d")
         self.ends = array("d")
-        self.end = 0.0
+        self.seconds = 0.0
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -177,21 +178,21 @@ def is_receiving(what: Span | Kernels | Collective | Gap) -> bool:
     return what.kind == "exposed" and not isinstance(what, Kernels) and what.op == "recv"
 
 
-def play(items: list[Item], end: int, slowdown: float, overlap: bool = True) -> SimulatedStep:
+def play(items: list[Item], estimate: Estimate, slowdown: float, overlap: bool = True) -> SimulatedStep:
     """Simulate a program.
 
     Args:
         items: in program order.
-        end: which of the three times to use: 0 low, 1 expected, 2 high.
+        estimate: which of the three times of each item to use.
         slowdown: fraction by which a running collective slows concurrent kernels.
         overlap: whether the compute stream continues while a collective runs.
     """
-    return _Streams(end, slowdown, overlap).play(items)
+    return _Streams(estimate, slowdown, overlap).play(items)
 
 
 class _Streams:
-    def __init__(self, end: int, slowdown: float, overlap: bool) -> None:
-        self.which, self.slowdown, self.overlap = end, slowdown, overlap
+    def __init__(self, estimate: Estimate, slowdown: float, overlap: bool) -> None:
+        self.estimate, self.slowdown, self.overlap = estimate, slowdown, overlap
         self.played = SimulatedStep()
         self.now = 0.0
         """Time at which the compute stream becomes free."""
@@ -220,15 +221,15 @@ class _Streams:
                 self._issue(item)
         for seq in list(self.unfinished):
             self._wait(seq)
-        self.played.end = self.now
+        self.played.seconds = self.now
         return self.played
 
     def _kernels(self, item: Kernels) -> None:
         if item.phase != self.phase:
             self._begin(item.phase)
-        host = item.host[self.which]
+        host = item.host[self.estimate]
         self.host += host
-        seconds = item.seconds[self.which]
+        seconds = item.seconds[self.estimate]
         if seconds <= 0:
             return
         # The last of a row's kernels cannot begin before the CPU launched it; the first began long before.
@@ -270,14 +271,14 @@ class _Streams:
         item, end = self.known[seq]
         self._gap(min(self.host, end), Gap("idle", item.module, item.phase))
         self._gap(end, Gap("exposed", item.module, item.phase, item.op, item.axis, item.why))
-        if item.rule == "fsdp gather":
+        if item.sync == "fsdp gather":
             self.copied_out.append(self.now)
 
     def _issue(self, item: Collective) -> None:
-        if item.rule == "fsdp reduce" and item.op == "reduce_scatter" and self.reducing is not None:
+        if item.sync == "fsdp reduce" and item.op == "reduce_scatter" and self.reducing is not None:
             self._wait(self.reducing)
         start = max(self._may_begin(item), self.free.get(item.stream, 0.0))
-        seconds = item.seconds[self.which]
+        seconds = item.seconds[self.estimate]
         end = start + seconds + self._shared(item.link, start, start + seconds)
         self.free[item.stream] = end
         self.known[item.seq] = item, end
@@ -287,19 +288,19 @@ class _Streams:
                 self.running.append((start, end))
             self._add(item, start, end)
         self.unfinished[item.seq] = None
-        if item.rule == "fsdp reduce":
+        if item.sync == "fsdp reduce":
             self.reducing = item.seq
-        if item.rule in ("wait", "recv") or not self.overlap:
+        if item.sync in ("wait", "recv") or not self.overlap:
             self._wait(item.seq)
             self.known.pop(item.seq)
 
     def _may_begin(self, item: Collective) -> float:
-        if item.rule == "fsdp gather" and self.overlap:
+        if item.sync == "fsdp gather" and self.overlap:
             is_first, self.gathering = self.gathering != item.phase, item.phase
             if item.phase in _FORWARD:
                 return max(self.now if is_first else self.copied_out[-2], self.host)
             return max(self.copied_out[-1], self.host)
-        if item.rule == "fsdp reduce" and item.op == "all_reduce" and self.reducing in self.known:
+        if item.sync == "fsdp reduce" and item.op == "all_reduce" and self.reducing in self.known:
             return max(self.now, self.host, self.known[self.reducing][1])
         return max(self.now, self.host)
 

@@ -63,12 +63,12 @@ def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> lis
 def _has_parameters_of(module: nn.Module, mode: FakeTensorMode) -> bool:
     """Return True if any parameter is a fake tensor of the mode, or a DTensor with such a shard."""
     return any(
-        isinstance(tensor, FakeTensor) and tensor.fake_mode is mode for tensor in map(plain, module.parameters())
+        isinstance(tensor, FakeTensor) and tensor.fake_mode is mode for tensor in map(local_part, module.parameters())
     )
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that holds the memory of a tensor: of a DTensor its local part."""
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the local tensor of a DTensor; any other tensor unchanged."""
     return local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 

@@ -32,7 +32,7 @@ from dsexplore._internal.torch_internals.tensors import storage_number
 from dsexplore._internal.worlds.fake.fake_dispatch import entered
 from dsexplore._internal.worlds.repeats.layer_runs import FIRST, LAST, CannotSkip, LayerMark, Way
 from dsexplore._internal.worlds.repeats.marked_recording import MarkedRecording
-from dsexplore._internal.worlds.repeats.repeated_layers import plain, repeated_layers
+from dsexplore._internal.worlds.repeats.repeated_layers import local_part, repeated_layers
 
 
 @contextmanager
@@ -285,7 +285,7 @@ def _fill_from(layer: nn.Module, source: nn.Module) -> Iterable[torch.Tensor]:
         gradient = model.grad
         if gradient is None or parameter.grad is not None or not _have_equal_form(parameter, model):
             continue
-        local = plain(gradient)
+        local = local_part(gradient)
         storage = local.untyped_storage()
         key = storage_number(storage)
         if key not in made:
@@ -320,7 +320,7 @@ def _described(value: Any) -> Any:
     """Describe arguments of a call; objects that are neither tensors nor plain values by their identity."""
     if isinstance(value, torch.Tensor):
         placements = value.placements if isinstance(value, DTensor) else None
-        return tuple(value.shape), tuple(plain(value).shape), value.dtype, placements, value.requires_grad
+        return tuple(value.shape), tuple(local_part(value).shape), value.dtype, placements, value.requires_grad
     if isinstance(value, (tuple, list)):
         return type(value), *map(_described, value)
     if isinstance(value, dict):

@@ -29,7 +29,7 @@ from dsexplore._internal.torch_internals.pipelining import (
 )
 from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
 from dsexplore._internal.worlds.repeats.marked_recording import MarkedRecording, PartMark
-from dsexplore._internal.worlds.repeats.repeated_layers import plain
+from dsexplore._internal.worlds.repeats.repeated_layers import local_part
 from dsexplore._internal.worlds.repeats.skipped_layers import skipped_layers
 
 _WARM_UP, _PAIRS = 4, 3
@@ -118,7 +118,7 @@ class _Skipped:
                 elif (mark := next(marks[name], None)) is not None:
                     self._recording.mark(mark)
                 if losses and isinstance(kwargs.get("loss"), torch.Tensor):
-                    losses["bytes"] = plain(kwargs["loss"]).untyped_storage().nbytes()
+                    losses["bytes"] = local_part(kwargs["loss"]).untyped_storage().nbytes()
                 return original(*args, **kwargs)
 
             return call
