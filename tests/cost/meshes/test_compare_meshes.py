@@ -195,7 +195,7 @@ def test_ctrl_c_ends_the_workers_and_keeps_what_is_traced(monkeypatch: pytest.Mo
         yield Interrupting()
 
     monkeypatch.setattr("dsexplore._internal.cost.meshes.compare_meshes.track", tracked)
-    with pytest.warns(RuntimeWarning, match=r"interrupted: 1 of 2 traces were made"):
+    with pytest.warns(RuntimeWarning, match=r"interrupted: 1 of 2 meshes were traced"):
         compared = compare_meshes(
             program, 2, axes=("dp", "tp"), keep=lambda sizes: True, cache=tmp_path / "kept", processes=2
         )

@@ -161,7 +161,7 @@ class KernelRecording:
             self._meet_collectives()
         given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
         phase, module = self._where()
-        self.differing.follow(op, args, kwargs, result, self.issued, is_forward=phase == "forward")
+        self.differing.follow(op, args, kwargs, result, given, returned, self.issued, is_forward=phase == "forward")
         self._meet_models()
         for tensor in given:
             self._meet(tensor, phase)
@@ -197,10 +197,13 @@ class KernelRecording:
         So are numbers that torch makes a tensor of for an op (``x[mask] = 0``), and the batches of later steps, which
         a loader's worker or numpy makes.
         """
+        held = dense_tensors([tensor])
+        if self.memory.holds_all(held):
+            return
         use = _use_before(tensor, phase)
         is_newer = not tensor.dim() or self._has_updated or bool(self.steps)
         meet = self.memory.made if use in ("inputs", "gradients") and is_newer else self.memory.met
-        meet(dense_tensors([tensor]), use)
+        meet(held, use)
 
     def _count(
         self,

@@ -110,6 +110,10 @@ class LiveMemory:
         if held.is_counted:
             self._add(held.use, change)
 
+    def holds_all(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Return True if the storages of all these tensors are counted."""
+        return all(storage_number(tensor.untyped_storage()) in self._held for tensor in tensors)
+
     def number(self, tensor: torch.Tensor) -> int:
         """Return the number of the storage of a tensor that has been seen."""
         return self._held_of(tensor).number

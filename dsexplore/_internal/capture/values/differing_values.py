@@ -108,6 +108,8 @@ class DifferingValues:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         result: Any,
+        given: Sequence[Tensor],
+        returned: Sequence[Tensor],
         issued: Sequence[Issued],
         *,
         is_forward: bool,
@@ -119,31 +121,32 @@ class DifferingValues:
             args: its arguments.
             kwargs: those that were given by name.
             result: what it returned.
+            given: the tensors among the arguments.
+            returned: the tensors in the result.
             issued: the collectives so far; the last one is that of a collective op.
             is_forward: whether it ran in a forward.
         """
         if op.role == COMMUNICATION:
             if issued:
-                given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
                 self._communicated(issued[-1], given, returned, is_forward=is_forward)
-        elif self._differs:
-            self._ran(op, args, kwargs, result, is_forward=is_forward)
-
-    def _ran(self, op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any], result: Any, *, is_forward: bool) -> None:
-        """Follow the values through an op that is no collective."""
-        given = [*args, *kwargs.values()]
-        if op.name.startswith(("_foreach", "_fused")):
-            self._ran_on_lists(op, given, result)
+        elif not self._differs:
             return
-        written = _written(op, args, kwargs)
-        replaces = op.name in _REPLACING or "out" in kwargs
-        read = [tensor for tensor in tensors_in(given) if not (replaces and _is_among(tensor, written))]
+        elif op.name.startswith(("_foreach", "_fused")):
+            self._ran_on_lists(op, [*args, *kwargs.values()], result)
+        else:
+            written = _written(op, args, kwargs)
+            replaces = op.name in _REPLACING or "out" in kwargs
+            read = [tensor for tensor in given if not (replaces and _is_among(tensor, written))]
+            self._ran(op, read, [*written, *returned], is_forward=is_forward)
+
+    def _ran(self, op: AtenOp, read: Sequence[Tensor], written: Sequence[Tensor], *, is_forward: bool) -> None:
+        """Follow the values from the tensors that an op reads to those that it writes and returns."""
         all_of = [self.of(tensor) for tensor in read]
         if op.name in _JOINING and not is_forward:
             differs = frozenset.intersection(*all_of) if all_of else NOWHERE
         else:
             differs = NOWHERE.union(*all_of)
-        for tensor in [*written, *tensors_in([result])]:
+        for tensor in written:
             self._set(tensor, differs)
 
     def _communicated(

@@ -1,21 +1,23 @@
 """`compare_meshes`: trace one program on every mesh that its ranks can form, and compare what a step would take.
 
-Each mesh is traced on fake tensors in a process of its own, as many at a time as there are processors; of a pipeline
-one rank of the first, a middle and the last stage. A mesh is predicted as soon as its ranks are traced, beside the
-processes that trace the next ones. What was traced is kept by its content for as long as this process lives, and in a
-folder where one is given, so that asking again about another cluster traces nothing.
+Meshes are traced on fake tensors in as many processes as there are processors; of a pipeline one rank of the first, a
+middle and the last stage. One process traces all ranks of a mesh, as those after the first find DTensor's sharding
+decisions made. A mesh is predicted as soon as its ranks are traced, beside the processes that trace the next ones. What
+was traced is kept by its content for as long as this process lives, and in a folder where one is given, so that asking
+again about another cluster traces nothing.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -139,16 +141,21 @@ def compare_meshes(
     folder = Path(cache) if cache is not None else _private_cache()
     folder.mkdir(parents=True, exist_ok=True)
     candidates: list[MeshCandidate] = []
-    wanted: list[_Job] = []
+    wanted: list[_MeshTraces] = []
     for sizes in factorisations(world_size, axes):
         reason = _illegal(sizes, machine, keep)
         if reason:
             candidates.append(MeshCandidate(sizes, None, reason))
         else:
-            wanted += [job for choice in combined for job in _jobs(sizes, choice, content, folder, skip_repeats)]
-    meshes = _TracedMeshes(wanted, machine)
-    notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)), meshes.traced)
-    return MeshComparison(machine, [*candidates, *meshes.candidates()], notes)
+            wanted += [_MeshTraces.of(sizes, choice, content, folder, skip_repeats) for choice in combined]
+    predicted: dict[str, MeshCandidate] = {}
+
+    def on_traced(mesh: _MeshTraces) -> None:
+        predicted[mesh.text] = _predicted(mesh, machine)
+
+    notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)), on_traced)
+    candidates += (predicted.get(mesh.text) or _predicted(mesh, machine) for mesh in wanted)
+    return MeshComparison(machine, candidates, notes)
 
 
 def _combined(choices: Mapping[str, Sequence[Choice]]) -> list[dict[str, Choice]]:
@@ -178,14 +185,41 @@ def factorisations(world_size: int, axes: Sequence[str]) -> Iterator[dict[str, i
 
 
 @dataclass(frozen=True)
-class _Job:
-    """One rank of one mesh to trace."""
+class _RankTrace:
+    """The file of one rank's trace, or the one that says why there is none."""
 
-    sizes: Mapping[str, int]
     rank: int
     file: Path
+
+    @property
+    def reason(self) -> Path:
+        """File with the reason why the program cannot use the mesh, which replaces the trace."""
+        return self.file.with_suffix(".txt")
+
+
+@dataclass(frozen=True)
+class _MeshTraces:
+    """The ranks of one mesh that are traced: one of the first, a middle and the last pipeline stage."""
+
+    sizes: Mapping[str, int]
+    choice: Mapping[str, Choice]
+    ranks: Sequence[_RankTrace]
     skip_repeats: bool
-    choice: Mapping[str, Choice] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, sizes: Mapping[str, int], choice: Mapping[str, Choice], content: bytes, folder: Path, skip_repeats: bool
+    ) -> _MeshTraces:
+        """Name the files of a mesh's traces in a folder by the content of the program and of the mesh."""
+        stages = sizes.get(_PIPELINE, 1)
+        axes = list(sizes)
+        stride = math.prod(sizes[axis] for axis in axes[axes.index(_PIPELINE) + 1 :]) if _PIPELINE in sizes else 1
+        ranks = []
+        for stage in sorted({0, stages // 2, stages - 1}):
+            text = f"{text_of({**sizes, **choice})} {stage} {skip_repeats}"
+            name = hashlib.sha256(content + text.encode()).hexdigest()[:24]
+            ranks.append(_RankTrace(stage * stride, folder / f"{name}.parquet"))
+        return cls(sizes, choice, ranks, skip_repeats)
 
     @property
     def text(self) -> str:
@@ -193,14 +227,9 @@ class _Job:
         return text_of({**self.sizes, **self.choice})
 
     @property
-    def reason(self) -> Path:
-        """File with the reason why the program cannot use the mesh, which replaces the trace."""
-        return self.file.with_suffix(".txt")
-
-    @property
     def is_done(self) -> bool:
-        """True if it was traced, or cannot be."""
-        return self.file.exists() or self.reason.exists()
+        """True if all its ranks are traced, or one of them has shown that the program cannot use the mesh."""
+        return any(rank.reason.exists() for rank in self.ranks) or all(rank.file.exists() for rank in self.ranks)
 
 
 def _private_cache() -> Path:
@@ -225,41 +254,26 @@ def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping
     return "" if kept else "left out by keep"
 
 
-def _jobs(
-    sizes: Mapping[str, int], choice: Mapping[str, Choice], content: bytes, folder: Path, skip_repeats: bool
-) -> list[_Job]:
-    """Return the ranks to trace: one of the first, a middle and the last pipeline stage."""
-    stages = sizes.get(_PIPELINE, 1)
-    axes = list(sizes)
-    stride = 1
-    for axis in axes[axes.index(_PIPELINE) + 1 :] if _PIPELINE in sizes else ():
-        stride *= sizes[axis]
-    jobs = []
-    for stage in sorted({0, stages // 2, stages - 1}):
-        text = f"{text_of({**sizes, **choice})} {stage} {skip_repeats}"
-        name = hashlib.sha256(content + text.encode()).hexdigest()[:24]
-        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet", skip_repeats, choice))
-    return jobs
-
-
-def _trace_all(build: Build, jobs: Sequence[_Job], processes: int, on_traced: Callable[[_Job], None]) -> list[str]:
-    """Trace the jobs that have no file yet, in processes; Ctrl-C keeps the files of finished jobs.
+def _trace_all(
+    build: Build, meshes: Sequence[_MeshTraces], processes: int, on_traced: Callable[[_MeshTraces], None]
+) -> list[str]:
+    """Trace the meshes that have no files yet, in processes; Ctrl-C keeps the files of traced ranks.
 
     Args:
         build: the program.
-        jobs: all that are wanted.
+        meshes: all that are wanted.
         processes: how many trace at a time.
-        on_traced: called with each finished job, while the others are traced.
+        on_traced: called with each traced mesh, while the others are traced.
 
     Returns:
         Notes: one if it was interrupted.
     """
-    missing = [job for job in jobs if not job.is_done]
-    missing.sort(key=lambda job: job.sizes.get(_PIPELINE, 1))
+    # Those with most ranks first: what is traced last, when other processes have no more to do, is short.
+    missing = sorted((mesh for mesh in meshes if not mesh.is_done), key=lambda mesh: -len(mesh.ranks))
     if not missing:
         return []
     processes = max(1, min(processes, len(missing)))
-    with track("tracing meshes", len(missing), "ranks") as work, tempfile.TemporaryDirectory() as claims:
+    with track("tracing meshes", len(missing), "meshes") as work, tempfile.TemporaryDirectory() as claims:
 
         def on_line(_process: int, line: str) -> None:
             if line.startswith(_DONE):
@@ -277,77 +291,55 @@ def _trace_all(build: Build, jobs: Sequence[_Job], processes: int, on_traced: Ca
                 on_line=on_line,
             )
         except KeyboardInterrupt:
-            done = sum(job.file.exists() for job in missing)
-            note = f"interrupted: {done} of {len(missing)} traces were made; compare again for the rest"
+            done = sum(mesh.is_done for mesh in missing)
+            note = f"interrupted: {done} of {len(missing)} meshes were traced; compare again for the rest"
             warn(note)
             return [note]
     ran.check()
     return []
 
 
-_DONE = "traced mesh job "
-"""How the line begins by which a process says that a job is done; what the program prints goes the same way."""
+_DONE = "traced mesh "
+"""How the line begins by which a process says that a mesh is traced; what the program prints goes the same way."""
+_COLLECT_AFTER = 20_000
+"""New objects after which the garbage collector runs: with Python's 700 it takes a tenth of the time of a trace."""
 
 
-def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
-    """Trace jobs that no other process has claimed, until none is left; runs in a process of its own."""
+def _trace_several(build: Build, meshes: Sequence[_MeshTraces], claims: str) -> None:
+    """Trace meshes that no other process has claimed, until none is left; runs in a process of its own."""
     gc.freeze()  # what torch itself has made is looked through no more: a tenth of the time
-    for number, job in enumerate(jobs):
+    gc.set_threshold(_COLLECT_AFTER)
+    for number, mesh in enumerate(meshes):
         try:
             Path(claims, str(number)).mkdir()
         except FileExistsError:
             continue
-        _trace_mesh(build, job)
+        for rank in mesh.ranks:
+            if not (mesh.is_done or rank.file.exists()):
+                _trace_into_file(build, mesh, rank)
         print(f"{_DONE}{number}", flush=True)
 
 
-def _trace_mesh(build: Build, job: _Job) -> None:
+def _trace_into_file(build: Build, mesh: _MeshTraces, rank: _RankTrace) -> None:
     """Trace one rank into its file; if the program cannot use the mesh, write the reason to a text file."""
     try:
-        tables = trace_rank(build, job.sizes, job.rank, skip_repeats=job.skip_repeats, choice=job.choice)
-        save_tables(tables, job.file)
+        tables = trace_rank(build, mesh.sizes, rank.rank, skip_repeats=mesh.skip_repeats, choice=mesh.choice)
+        save_tables(tables, rank.file)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
-        job.reason.write_text(f"{type(error).__name__}: {first}", encoding="utf-8")
+        rank.reason.write_text(f"{type(error).__name__}: {first}", encoding="utf-8")
 
 
-class _TracedMeshes:
-    """The meshes whose ranks are traced, each predicted once all of them are.
-
-    Args:
-        jobs: of all meshes.
-        machine: the cluster that they are predicted for.
-    """
-
-    def __init__(self, jobs: Sequence[_Job], machine: Cluster) -> None:
-        self._machine = machine
-        self._jobs: dict[str, list[_Job]] = {}
-        for job in jobs:
-            self._jobs.setdefault(job.text, []).append(job)
-        self._predicted: dict[str, MeshCandidate] = {}
-
-    def traced(self, job: _Job) -> None:
-        """Predict the mesh of a finished job if that was its last one."""
-        mesh = job.text
-        if mesh not in self._predicted and all(job.is_done for job in self._jobs[mesh]):
-            self._predicted[mesh] = _predicted(self._jobs[mesh], self._machine)
-
-    def candidates(self) -> list[MeshCandidate]:
-        """Return all meshes, including those whose tracing is incomplete."""
-        return [self._predicted.get(mesh) or _predicted(jobs, self._machine) for mesh, jobs in self._jobs.items()]
-
-
-def _predicted(jobs: Sequence[_Job], machine: Cluster) -> MeshCandidate:
-    sizes, choice = jobs[0].sizes, jobs[0].choice
-    for job in jobs:
-        if job.reason.exists():
-            return MeshCandidate(sizes, None, job.reason.read_text(encoding="utf-8"), choice)
-        if not job.file.exists():
-            return MeshCandidate(sizes, None, "not traced, as it was interrupted", choice)
-    parts = [load_tables(job.file) for job in jobs]
+def _predicted(mesh: _MeshTraces, machine: Cluster) -> MeshCandidate:
+    for rank in mesh.ranks:
+        if rank.reason.exists():
+            return MeshCandidate(mesh.sizes, None, rank.reason.read_text(encoding="utf-8"), mesh.choice)
+        if not rank.file.exists():
+            return MeshCandidate(mesh.sizes, None, "not traced, as it was interrupted", mesh.choice)
+    parts = [load_tables(rank.file) for rank in mesh.ranks]
     tables = merge_tables(parts) if len(parts) > 1 else parts[0]
     prediction = predict(tables, machine)
     if prediction.fits:
         prediction.step  # noqa: B018 # simulates the step here, while other meshes are traced
-        return MeshCandidate(sizes, prediction, choice=choice)
-    return MeshCandidate(sizes, prediction, prediction.memory.verdict(), choice)
+        return MeshCandidate(mesh.sizes, prediction, choice=mesh.choice)
+    return MeshCandidate(mesh.sizes, prediction, prediction.memory.verdict(), mesh.choice)
