@@ -16,6 +16,7 @@ class Model:
 
     Attributes:
         gated: SwiGLU, as in Llama; else GELU between two products, as in GPT.
+        tied: whether embedding and output have one weight, where both are in one stage.
     """
 
     layers: int
@@ -25,6 +26,7 @@ class Model:
     hidden: int
     vocabulary: int
     gated: bool = True
+    tied: bool = False
 
 
 class Attention(nn.Module):

@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-from zero_one import ZeroOne, data_ranks
+from zero_one import Sharers, ZeroOne, data_ranks
 
 Checkpointing = Literal["none", "full", "every 2nd layer", "every 2nd product"]
 
@@ -52,7 +52,8 @@ class Run:
         stages_per_rank: of an interleaved pipeline.
         sharding: ``"fsdp"``; or whole parameters and gradients in bf16, which are reduced over the axes dp and cp once
             a step, and the optimizer's state in fp32: ``"zero1"`` in parts over the ranks of a node, ``"zero1 of all"``
-            over all of these ranks, as Megatron's distributed optimizer.
+            over all of these ranks, as Megatron's distributed optimizer; ``"zero1 in fp32"`` likewise with gradients
+            reduced and kept in fp32, and ``"zero0 in fp32"`` with the optimizer's whole state on each rank.
     """
 
     sequence: int
@@ -62,7 +63,7 @@ class Run:
     compiled: bool = False
     stages_per_rank: int = 1
     compiled_loss: bool = False
-    sharding: Literal["fsdp", "zero1", "zero1 of all"] = "fsdp"
+    sharding: Literal["fsdp", "zero1", "zero1 of all", "zero1 in fp32", "zero0 in fp32"] = "fsdp"
 
 
 def shard_tensors(part: Part, mesh: DeviceMesh) -> None:
@@ -128,6 +129,10 @@ def shard_parameters(part: Part, mesh: DeviceMesh, keep_gathered: bool) -> None:
     fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep_gathered)
 
 
+_SHARERS: dict[str, Sharers] = {"zero1": "node", "zero1 of all": "all", "zero1 in fp32": "all", "zero0 in fp32": "none"}
+"""{`Run.sharding`: the ranks that divide the optimizer's state}."""
+
+
 def build(model: Model, run: Run, mesh: DeviceMesh) -> Callable[[], None]:
     """One training step of a model on a mesh with axes pp, dp, cp and tp.
 
@@ -143,6 +148,8 @@ def build(model: Model, run: Run, mesh: DeviceMesh) -> Callable[[], None]:
     for part in stages.values():
         if mesh["tp"].size() > 1:
             shard_tensors(part, mesh["tp"])
+        if model.tied and part.embedding is not None and part.output is not None:
+            part.output.weight = part.embedding.weight
         checkpoint(part, run.checkpointing)
         if run.compiled:
             for layer in part.layers:
@@ -153,8 +160,9 @@ def build(model: Model, run: Run, mesh: DeviceMesh) -> Callable[[], None]:
         else:
             part.to(torch.bfloat16)
     parameters = [parameter for part in stages.values() for parameter in part.parameters()]
-    of_all = run.sharding == "zero1 of all"
-    zero1 = ZeroOne(list(stages.values()), mesh, of_all) if run.sharding != "fsdp" else None
+    sharers = _SHARERS.get(run.sharding)
+    in_fp32 = run.sharding.endswith("in fp32")
+    zero1 = ZeroOne(list(stages.values()), mesh, sharers, in_fp32) if sharers is not None else None
     optimizer = zero1 or torch.optim.AdamW(parameters, fused=True)
     sequence = run.sequence // mesh["cp"].size()
     tokens = torch.randint(model.vocabulary, (run.batch, sequence))

@@ -1,9 +1,9 @@
-"""ZeRO's first stage in plain torch, for the published steps that `parallel_llama` repeats."""
+"""An optimizer of fp32 masters, whole or in parts as by ZeRO's first stage, in plain torch, for `parallel_llama`."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,18 +16,28 @@ if TYPE_CHECKING:
     from llama_layers import Part
 
 
+Sharers = Literal["none", "node", "all"]
+"""The ranks among which the masters are divided, of those that train on other samples."""
+
+
 class ZeroOne:
     """ZeRO's first stage: one flat buffer per layer, reduced when its last gradient is there, beside backward.
 
     The stages of a pipeline reduce them when all microbatches are through.
+
+    Args:
+        parts: the stages of this rank.
+        mesh: with axes pp, dp, cp and tp.
+        sharers: the ranks that divide the masters; ``"none"`` is no ZeRO.
+        in_fp32: whether gradients are reduced, and kept from then on, in fp32.
     """
 
-    def __init__(self, parts: list[Part], mesh: DeviceMesh, of_all: bool) -> None:
+    def __init__(self, parts: list[Part], mesh: DeviceMesh, sharers: Sharers, in_fp32: bool = False) -> None:
         self.group = data_ranks(mesh).get_group()
         everyone, own = dist.get_process_group_ranks(self.group), dist.get_rank()
-        near = everyone if of_all else [rank for rank in everyone if rank // 8 == own // 8]
-        self.of_all = of_all
-        self.sharers, self.shards = self.group if of_all else dist.new_group(near), len(near)
+        self.of_all, self.in_fp32 = sharers == "all", in_fp32
+        near = {"none": [own], "node": [rank for rank in everyone if rank // 8 == own // 8], "all": everyone}[sharers]
+        self.sharers, self.shards = self.group if self.of_all else dist.new_group(near), len(near)
         self.reduces = in_backward = mesh["pp"].size() == 1
         units: list[list[nn.Parameter]] = []
         for part in parts:
@@ -54,6 +64,10 @@ class ZeroOne:
 
     def _reduce(self, number: int) -> None:
         flat = torch.cat([_local(one.grad).flatten() for one in self.units[number]])
+        if self.in_fp32:
+            flat = flat.float()
+            for one in self.units[number]:
+                one.grad = None
         if not self.of_all:
             self.running[number] = flat, dist.all_reduce(flat, group=self.group, async_op=True)
             return
@@ -74,8 +88,10 @@ class ZeroOne:
         self.adam.step()
         for number in self.running:
             part = self.masters[number].detach().to(torch.bfloat16)
-            gathered = torch.empty(part.numel() * self.shards, dtype=torch.bfloat16)
-            dist.all_gather_into_tensor(gathered, part, group=self.sharers)
+            gathered = part
+            if self.shards > 1:
+                gathered = torch.empty(part.numel() * self.shards, dtype=torch.bfloat16)
+                dist.all_gather_into_tensor(gathered, part, group=self.sharers)
             at = 0
             for one in self.units[number]:
                 local = _local(one.detach())
