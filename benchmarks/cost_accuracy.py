@@ -32,6 +32,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+from goals import beside_goal
+
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepPoint
 from dsexplore._internal.cost.collectives.calibrate import calibrated
 from dsexplore.cost import Cluster, collective_time, known_clusters
@@ -213,6 +215,12 @@ def report_unseen() -> None:
             ("all of these rows", [row for row, _ in found]),
         ):
             print(f"{rows_of:34}{_line(part)}")
+        if held_out:
+            several = [row for row, _ in found if row.nodes > 1]
+            error = statistics.median(abs(row.ours / row.seconds - 1) for row in several)
+            inside = statistics.mean(row.inside for row in several)
+            print(beside_goal("held out, on several nodes: median error", error, len(several), most=0.25))
+            print(beside_goal("held out, on several nodes: in range", inside, len(several), least=0.80))
 
 
 def perf_rows(path: Path = NCCL_PERF) -> Iterator[tuple[Row, Row, bool]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from published_kernels import Row, compare
+from published_kernels import Row, compare, read_rows
 
 DATA = Path(__file__).with_name("data") / "decode_attention_perf.csv"
 SEEN = ("a100-sxm vllm 0.14.0", "h100-sxm vllm 0.24.0")
@@ -47,4 +47,4 @@ def lines(_row: Row, name: str, _measured: float) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    compare(DATA, kernels, lines)
+    compare(read_rows(DATA), kernels, lines)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from published_kernels import Row, compare
+from published_kernels import Row, compare, read_rows
 
 DATA = Path(__file__).with_name("data") / "narrow_perf.csv"
 SEEN = (
@@ -68,4 +68,4 @@ def lines(row: Row, name: str, _measured: float) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    compare(DATA, kernels, lines)
+    compare(read_rows(DATA), kernels, lines)

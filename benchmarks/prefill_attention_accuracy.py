@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from published_kernels import Row, compare
+from published_kernels import Row, compare, read_rows
 
 DATA = Path(__file__).with_name("data") / "prefill_attention_perf.csv"
 SEEN = (
@@ -66,4 +66,4 @@ def lines(_row: Row, name: str, measured: float) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    compare(DATA, kernels, lines, attention="cudnn")
+    compare(read_rows(DATA), kernels, lines, attention="cudnn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +30,48 @@ Pair = tuple[float, tuple[float, ...]]
 """Measured seconds, and the predicted ones of each of `SPEEDS`."""
 
 
+def read_rows(data: Path) -> Iterator[Row]:
+    """Yield the rows of a file."""
+    with data.open(encoding="utf-8", newline="") as rows:
+        yield from csv.DictReader(rows)
+
+
 def compare(
-    data: Path,
+    rows: Iterable[Row],
     kernels_of: Callable[[Row], list[dict[str, Any]]],
     lines_of: Callable[[Row, str, float], Iterable[str]],
     attention: Attention = "flash-2",
-) -> None:
-    """Predict each row of a file, and print a line of errors for each group of rows.
+) -> dict[str, list[Pair]]:
+    """Predict each row, print a line of errors for each group of rows, and return the rows of each group.
 
     Args:
-        data: rows with ``machine``, ``library`` and ``microseconds``, and with what `kernels_of` reads.
+        rows: with ``machine``, ``library`` and ``microseconds``, and with what `kernels_of` reads.
         kernels_of: returns the rows of `schema.KERNELS` whose sum a row measured.
         lines_of: called with a row, its machine and library, and the measured seconds; returns the lines it counts in.
         attention: the library of attention kernels, as for `kernel_seconds`.
     """
     groups: dict[str, list[Pair]] = defaultdict(list)
-    with data.open(encoding="utf-8", newline="") as rows:
-        for row in csv.DictReader(rows):
-            cluster, measured = Cluster.load(MACHINES[row["machine"]]), float(row["microseconds"]) * 1e-6
-            kernels = kernels_of(row)
-            predicted = tuple(
-                sum(kernel_seconds(kernel, cluster, speed, False, attention) for kernel in kernels) for speed in SPEEDS
-            )
-            for name in lines_of(row, f"{row['machine']} {row['library']}", measured):
-                groups[name].append((measured, predicted))
+    for row in rows:
+        cluster, measured = Cluster.load(MACHINES[row["machine"]]), float(row["microseconds"]) * 1e-6
+        kernels = kernels_of(row)
+        predicted = tuple(
+            sum(kernel_seconds(kernel, cluster, speed, False, attention) for kernel in kernels) for speed in SPEEDS
+        )
+        for name in lines_of(row, f"{row['machine']} {row['library']}", measured):
+            groups[name].append((measured, predicted))
     for name, pairs in sorted(groups.items(), key=lambda item: item[0].startswith("all")):
         print(f"{name:43}{line(pairs)}")
+    return groups
+
+
+def errors_of(pairs: list[Pair]) -> tuple[float, float]:
+    """Return the median error, and the part of the times that are in range."""
+    inside = statistics.mean(low <= true <= high for true, (low, _, high) in pairs)
+    return statistics.median(abs(expected / true - 1) for true, (_, expected, _) in pairs), inside
 
 
 def line(pairs: list[Pair]) -> str:
     """Return the number of kernels, the median error, the median of signed errors, and how many are in range."""
-    errors = [expected / true - 1 for true, (_, expected, _) in pairs]
-    inside = statistics.mean(low <= true <= high for true, (low, _, high) in pairs)
-    median = statistics.median(map(abs, errors))
-    return (
-        f"{len(pairs):5}  median error {median:5.1%}  signed {statistics.median(errors):+6.1%}  in range {inside:4.0%}"
-    )
+    median, inside = errors_of(pairs)
+    signed = statistics.median(expected / true - 1 for true, (_, expected, _) in pairs)
+    return f"{len(pairs):5}  median error {median:5.1%}  signed {signed:+6.1%}  in range {inside:4.0%}"

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from goals import beside_goal
 from llama_layers import Model
 from parallel_llama import Run
 from predicted_step import MODELS, Row, predicted, predicted_of, rank_correlation
@@ -125,15 +126,6 @@ def predict(run: Published, kept: Path | None) -> tuple[Prediction, float | None
     return predicted_of(row, kept), None
 
 
-def goal(name: str, values: Sequence[float], bound: float, *, least: bool) -> str:
-    """Return a figure, the median or mean of some values, with its bound and whether it is met."""
-    if not values:
-        return f"{name}: none drawn"
-    value = statistics.mean(values) if least else statistics.median(values)
-    met = value >= bound if least else value <= bound
-    return f"{name}: {value:.2f} of {len(values)}, goal {'≥' if least else '≤'} {bound}, {'met' if met else 'MISSED'}"
-
-
 def main() -> None:
     """Print a line for each run, and the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -166,15 +158,13 @@ def main() -> None:
         )
         print(f"{mesh:54} {said:45} predicted: {verdict}", flush=True)
     orders = [rank_correlation(*map(list, zip(*pairs, strict=True))) for pairs in speeds.values() if len(pairs) > 2]
-    print(
-        "",
-        goal("median error of steps", steps, 0.10, least=False),
-        goal("mean rank correlation within a model and number of nodes", orders, 0.85, least=True),
-        goal("ran and crashed told apart", apart, 0.90, least=True),
-        goal("runs with nearly full memory said to be near the limit", near, 0.80, least=True),
-        goal("median error of memory", memories, 0.10, least=False),
-        sep="\n",
-    )
+    order = "mean rank correlation within a model and number of nodes"
+    full = "runs with nearly full memory said to be near its limit"
+    print("", beside_goal("median error of steps", statistics.median(steps), len(steps), most=0.10), sep="\n")
+    print(beside_goal(order, statistics.mean(orders), len(orders), least=0.85))
+    print(beside_goal("ran and crashed told apart", statistics.mean(apart), len(apart), least=0.90))
+    print(beside_goal(full, statistics.mean(near or [float("nan")]), len(near), least=0.80))
+    print(beside_goal("median error of memory", statistics.median(memories), len(memories), most=0.10))
 
 
 if __name__ == "__main__":
