@@ -226,19 +226,17 @@ def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: C
 
 def _decode_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed) -> float:
     generation, traffic = GENERATIONS[cluster.generation], int(row["read_bytes"] + row["written_bytes"])
-    rate = stated_rate(row["dtype"], cluster) * generation.attention / speed.attention
+    rate = stated_rate(row["dtype"], cluster) * generation.flash.forward / speed.attention
     bandwidth = _bandwidth(cluster, traffic / int(row["count"])) / speed.attention
     return decode_seconds(row, generation.multiprocessors, rate, bandwidth, speed.start)
 
 
 def _attention_seconds(row: Mapping[str, Any], cluster: Cluster, kernels: Attention, speed: Speed) -> float:
     generation = GENERATIONS[cluster.generation]
-    parts = generation.attention, generation.attention_backward
-    if kernels == "cudnn" and generation.cudnn is not None:
-        parts = generation.cudnn
+    rates = generation.cudnn if kernels == "cudnn" and generation.cudnn is not None else generation.flash
     backward = "backward" in row["op"]
     batch, heads, queries, keys, width = map(int, row["shape"])
-    rate = stated_rate(row["dtype"], cluster) * parts[backward]
+    rate = stated_rate(row["dtype"], cluster) * (rates.backward if backward else rates.forward)
     if not backward and cluster.generation != "cpu":
         count, causal = int(row["count"]), row["op"].endswith(", causal")
         bandwidth = _bandwidth(cluster, int(row["read_bytes"] + row["written_bytes"]) / count)
