@@ -208,10 +208,15 @@ class Errors:
     """By source, model and number of GPUs: published and predicted tokens per second and GPU."""
     fitting: int = 0
     """Published steps, all of which ran, that are predicted to fit."""
+    scaling: dict[str, list[tuple[int, float, bool]]] = field(default_factory=lambda: defaultdict(list))
+    """By job but for its ``dp``: number of GPUs, predicted seconds, and whether the step was published."""
 
     def add(self, row: Row, prediction: Prediction, ours: float) -> str:
         """Count a row, of which `ours` are the predicted seconds; returns its line."""
         seconds = f"{ours:7.2f} s, no such step published"
+        axes = ", ".join(f"{axis}={size}" for axis, size in row.sizes.items() if size > 1 and axis != "dp")
+        job = f"{row.model}, {axes}, {row.run.microbatches} microbatches"
+        self.scaling[job].append((math.prod(row.sizes.values()), ours, row.step is not None))
         if row.step is not None:
             self.steps[row.source].append((row.step, ours))
             assert row.tokens_per_second is not None
@@ -256,6 +261,12 @@ class Errors:
                 yield f"tokens per second of {group} GPUs: {len(pairs)} rows, rank correlation {order:.2f}"
         if errors:
             yield f"{self.fitting} of {len(errors)} steps, which all ran, are predicted to fit"
+        for job, steps in self.scaling.items():
+            if len(steps) > 2 and not all(is_published for *_, is_published in steps):
+                ordered = sorted(steps)
+                ascends = [ours for _, ours, _ in ordered] == sorted(ours for _, ours, _ in ordered)
+                of = f"{ordered[0][0]:,} to {ordered[-1][0]:,} GPUs"
+                yield f"weak scaling of {job}: steps of {of} ascend: {'met' if ascends else 'MISSED'}"
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import pytest
 from dsexplore._internal.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
-SINGLE = ("start.md", "everything.md", "errors.md", "lessons.md", "cost.md")
+SINGLE = ("start.md", "everything.md", "errors.md", "lessons.md", "cost.md", "cost_tables.md")
 PAGES = sorted({*(DOCS / name for name in SINGLE), *DOCS.glob("howto/*.md"), *DOCS.glob("concepts/*.md")})
 FENCE = re.compile(r"^```(\{code-block\} )?(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = re.compile(r":caption: (\S+)\n+")
