@@ -27,6 +27,7 @@ class Generation:
         burst: the part of the stated bf16 FLOP/s that products reach before the GPU is at the limit of its power; 0
             where no table of single kernels was published.
         start: seconds that a single product takes besides.
+        borrowed: whether these two are the means of other generations, as no table of this one was looked at.
         attention_start: seconds from the start of an attention's kernels to the first block, and from the last one.
         block_start: seconds in which a block of queries neither multiplies nor moves queries and results.
         cache: bytes of the second-level cache, where it is several times faster than the memory; else 0.
@@ -41,6 +42,7 @@ class Generation:
     host_link: float = 0.0
     burst: float = 0.0
     start: float = 0.0
+    borrowed: bool = False
     attention_start: float = 4e-6
     block_start: float = 1e-6
     narrow: float = 0.75
@@ -75,6 +77,9 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             flash=AttentionRates(0.61, 0.48),
             channels=16,
             host_link=_PCIE[4],
+            burst=0.87,
+            start=2.6e-6,
+            borrowed=True,
             attention_start=1e-6,
             block_start=1.4e-6,
             narrow=0.80,
@@ -87,6 +92,9 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
             flash=AttentionRates(0.61, 0.48),
             channels=16,
             host_link=_PCIE[5],
+            burst=0.87,
+            start=2.6e-6,
+            borrowed=True,
             attention_start=1e-6,
             block_start=1.4e-6,
             narrow=0.80,

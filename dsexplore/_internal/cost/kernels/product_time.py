@@ -76,9 +76,8 @@ _NARROW_START = 2e-6
 _NARROW_DOUBT = 1.25
 """Power of the factors of a narrow product's range: a range of 79 % of the tables above became one of 85 %, since other
 libraries are farther off than those by which the numbers were chosen."""
-_UNMEASURED_BURST, _UNMEASURED_START, _UNMEASURED_DOUBT = 0.87, 2.6e-6, 1.5
-"""`Generation.burst` and ``start`` for GPUs by whose single products nothing was chosen, the means of those that have
-them; and the power of the factors of their range: half as much doubt again."""
+_BORROWED_DOUBT = 1.5
+"""Power of the factors of the range where `Generation.burst` and ``start`` are `borrowed`: half as much doubt again."""
 _COOL, _HOT = 1e-3, 1e-2
 """Seconds of products up to which clocks are at their highest, and from which they are at their lowest."""
 
@@ -89,7 +88,7 @@ class ProductFactors(NamedTuple):
     Attributes:
         arithmetic: on what multiplies.
         memory: on what reads and writes.
-        start: on what a kernel of narrow numbers takes besides.
+        start: on what a kernel takes besides.
     """
 
     arithmetic: float = 1.0
@@ -120,10 +119,10 @@ def heat(busy: float) -> float:
 
 
 def is_known_alone(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> bool:
-    """Return True if it is known how fast single products of such numbers are, by what this or other GPUs do."""
-    has_tensor_cores = dtype[:6] in _NARROW_UNITS or dtype in ("bfloat16", "float16")
+    """Return True if it is known how fast single products of such numbers are, by tables of this GPU or of others."""
+    is_short = dtype[:6] in _NARROW_UNITS or dtype in ("bfloat16", "float16")
     ordinary = not alignment or cluster.generation not in ("hopper", "blackwell")
-    return has_tensor_cores and ordinary and len(shape) == 4 and GENERATIONS[cluster.generation].multiprocessors > 1
+    return is_short and ordinary and len(shape) == 4 and GENERATIONS[cluster.generation].burst > 0
 
 
 def product_alone(
@@ -149,19 +148,18 @@ def product_alone(
     generation, narrow = GENERATIONS[cluster.generation], _NARROW_BURST.get(_unit(dtype, cluster))
     flops = _tiled_flops(shape, generation.multiprocessors, _SINGLE if narrow is None else _NARROW)
     memory = factors.memory * traffic / (cluster.memory.bandwidth * cluster.memory.achievable)
-    rate = stated_rate(dtype, cluster) * (generation.burst or _UNMEASURED_BURST)
-    start = generation.start or _UNMEASURED_START
-    doubt = 1.0 if generation.burst else _UNMEASURED_DOUBT
+    rate, start = stated_rate(dtype, cluster) * generation.burst, generation.start
+    doubt = _BORROWED_DOUBT if generation.borrowed else 1.0
     if narrow is None:
         arithmetic = factors.arithmetic**doubt * flops / rate
         if _tiled_flops(shape, generation.multiprocessors, _SINGLE._replace(parts=(1,))) > flops:
             start += _JOINING
-        start *= factors.memory
     else:
         doubt *= _NARROW_DOUBT
         # Libraries of narrow products differ from one another twice as much.
         arithmetic = factors.arithmetic ** (2 * doubt) * flops / (rate * narrow)
-        start = factors.start**doubt * (start + _NARROW_START)
+        start += _NARROW_START
+    start *= factors.start**doubt
     return float((arithmetic**3 + memory**3) ** (1 / 3)) + start
 
 
