@@ -12,8 +12,8 @@ first.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
-from math import log
 from typing import NamedTuple
 
 from dsexplore._internal.cost.cluster import Cluster
@@ -115,7 +115,7 @@ def heat(busy: float) -> float:
     Args:
         busy: seconds for which it multiplies in a step.
     """
-    return min(1.0, max(0.0, log(max(busy, 1e-12) / _COOL) / log(_HOT / _COOL)))
+    return min(1.0, max(0.0, math.log(max(busy, 1e-12) / _COOL) / math.log(_HOT / _COOL)))
 
 
 def is_known_alone(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> bool:
@@ -151,16 +151,16 @@ def product_alone(
     rate, start = stated_rate(dtype, cluster) * generation.burst, generation.start
     doubt = _BORROWED_DOUBT if generation.borrowed else 1.0
     if narrow is None:
-        arithmetic = factors.arithmetic**doubt * flops / rate
+        arithmetic = math.pow(factors.arithmetic, doubt) * flops / rate
         if _tiled_flops(shape, generation.multiprocessors, _SINGLE._replace(parts=(1,))) > flops:
             start += _JOINING
     else:
         doubt *= _NARROW_DOUBT
         # Libraries of narrow products differ from one another twice as much.
-        arithmetic = factors.arithmetic ** (2 * doubt) * flops / (rate * narrow)
+        arithmetic = math.pow(factors.arithmetic, 2 * doubt) * flops / (rate * narrow)
         start += _NARROW_START
-    start *= factors.start**doubt
-    return float((arithmetic**3 + memory**3) ** (1 / 3)) + start
+    start *= math.pow(factors.start, doubt)
+    return math.cbrt(arithmetic**3 + memory**3) + start
 
 
 def shape_efficiency(shape: tuple[int, ...], generation: str) -> float:
