@@ -73,7 +73,11 @@ class Published:
 
 
 def read_sweep(path: Path) -> list[Published]:
-    """Read the runs of the figure, but for those whose micro batches do not add up to the batch."""
+    """Read the runs of the figure.
+
+    Left out are those whose micro batches do not add up to the batch, or are fewer than the stages of the pipeline, which
+    torch's 1F1B refuses.
+    """
     text = path.read_text(encoding="utf-8")
     plot, _ = json.JSONDecoder().raw_decode(text, text.index("[{", text.index("Plotly.newPlot(")))
     labels = {(trace["xaxis"], label) for trace in plot for label in trace.get("text", ()) if trace["xaxis"] in SHAPES}
@@ -84,7 +88,7 @@ def read_sweep(path: Path) -> list[Published]:
 def _read(axis: str, label: str) -> Published | None:
     numbers = {name: int(value) for name, value in NUMBERS.findall(label)}
     sizes = {"pp": numbers["PP"], "dp": numbers["DP"], "cp": 1, "tp": numbers["TP"]}
-    if numbers["MBS"] * numbers["GradAcc"] * numbers["DP"] != SAMPLES:
+    if numbers["MBS"] * numbers["GradAcc"] * numbers["DP"] != SAMPLES or numbers["GradAcc"] < numbers["PP"]:
         return None
     sharding: Any = f"zero{numbers['ZeRO']} in fp32"
     run = Run(SEQUENCE, numbers["MBS"], numbers["GradAcc"], sharding=sharding)
