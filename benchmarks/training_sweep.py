@@ -73,11 +73,7 @@ class Published:
 
 
 def read_sweep(path: Path) -> list[Published]:
-    """Read the runs of the figure.
-
-    Left out are those whose micro batches do not add up to the batch, or are fewer than the stages of the pipeline, which
-    torch's 1F1B refuses.
-    """
+    """Read the runs of the figure, but for those whose micro batches do not add up to the batch."""
     text = path.read_text(encoding="utf-8")
     plot, _ = json.JSONDecoder().raw_decode(text, text.index("[{", text.index("Plotly.newPlot(")))
     labels = {(trace["xaxis"], label) for trace in plot for label in trace.get("text", ()) if trace["xaxis"] in SHAPES}
@@ -88,7 +84,7 @@ def read_sweep(path: Path) -> list[Published]:
 def _read(axis: str, label: str) -> Published | None:
     numbers = {name: int(value) for name, value in NUMBERS.findall(label)}
     sizes = {"pp": numbers["PP"], "dp": numbers["DP"], "cp": 1, "tp": numbers["TP"]}
-    if numbers["MBS"] * numbers["GradAcc"] * numbers["DP"] != SAMPLES or numbers["GradAcc"] < numbers["PP"]:
+    if numbers["MBS"] * numbers["GradAcc"] * numbers["DP"] != SAMPLES:
         return None
     sharding: Any = f"zero{numbers['ZeRO']} in fp32"
     run = Run(SEQUENCE, numbers["MBS"], numbers["GradAcc"], sharding=sharding)
@@ -107,11 +103,15 @@ def _read(axis: str, label: str) -> Published | None:
 
 
 def drawn(runs: Sequence[Published], count: int) -> Iterator[Published]:
-    """Yield runs by chance, `AT_A_TIME` of one model and number of nodes after another."""
+    """Yield runs by chance, `AT_A_TIME` of one model and number of nodes after another.
+
+    Runs with fewer micro batches than stages of the pipeline are left out: torch's 1F1B refuses them.
+    """
     draw = random.Random(1)
     groups: dict[tuple[str, int], list[Published]] = defaultdict(list)
     for run in draw.sample(runs, len(runs)):
-        groups[run.group].append(run)
+        if run.row.run.microbatches >= run.row.sizes["pp"]:
+            groups[run.group].append(run)
     order = draw.sample(sorted(groups), len(groups))
     while count > 0 and any(groups.values()):
         for group in order:
