@@ -22,13 +22,16 @@ from torch.utils.checkpoint import checkpoint
 import dsexplore
 from dsexplore._internal.cost.cluster import Cluster
 from dsexplore._internal.cost.collectives.collective_duration import collective_time
-from dsexplore._internal.cost.meshes.compare_meshes import compare_meshes, factorisations
+from dsexplore._internal.cost.meshes.compare_meshes import compare_meshes, factorisations, trace_rank
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshComparison, perturbed_constants
 from dsexplore._internal.cost.step.prediction import predict
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.merge import merge_tables
 from dsexplore._internal.views import view_of
 from dsexplore._internal.worlds import demo
 from tests.cost.sharded_llama import sharded_llama
+from tests.cost.test_microbatches import SIZES
+from tests.cost.test_microbatches import build as stages
 
 
 def build(mesh: DeviceMesh) -> Callable[[], None]:
@@ -107,6 +110,31 @@ def test_a_mesh_is_predicted_once_and_while_others_are_traced(tmp_path: Path, mo
     again = compare_meshes(build, 8, axes=("dp", "tp"), cache=tmp_path, processes=1)
     assert len(traced) == len(again.ranking) == 3
     assert traced[0] < 4
+
+
+@pytest.mark.processes
+def test_ranks_that_one_process_traces_are_as_those_traced_alone(tmp_path: Path) -> None:
+    found = compare_meshes(stages, 6, axes=tuple(SIZES), keep=lambda sizes: sizes == SIZES, cache=tmp_path, processes=1)
+    ranks = [trace_rank(stages, SIZES, stage * SIZES["dp"]) for stage in range(SIZES["pp"])]
+    alone = predict(merge_tables(ranks))
+    (mesh,) = found.ranking
+    assert mesh.prediction is not None
+    assert (mesh.prediction.step, mesh.prediction.memory) == (alone.step, alone.memory)
+    assert mesh.prediction.by_module().equals(alone.by_module())
+
+
+@pytest.mark.processes
+def test_a_mesh_that_the_program_cannot_use_is_tried_once(tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+    tries.mkdir()
+
+    def refusing(mesh: DeviceMesh) -> Callable[[], None]:
+        (tries / str(mesh["pp"].get_local_rank())).touch()
+        raise UsageError("no stages")
+
+    found = compare_meshes(refusing, 8, axes=("pp",), cache=tmp_path / "kept", processes=1)
+    assert [one.dropped for one in found.candidates] == ["UsageError: no stages"]
+    assert [file.name for file in tries.iterdir()] == ["0"]
 
 
 @pytest.mark.processes
