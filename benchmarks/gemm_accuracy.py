@@ -7,7 +7,7 @@ them) and on A100 and B200 (how fast the GPU is, and what a product takes beside
 together were looked at once, before the last of these constants, and no row.
 
 ``--wheel FILE`` draws 100,000 bf16 products of all tables there but the seen ones, also those of B300, GB200, GB300,
-L40S and RTX PRO 6000, of which none was looked at. FILE is what ``pip download --no-deps
+L40S and RTX PRO 6000, whose errors by GPU were looked at once. FILE is what ``pip download --no-deps
 aiconfigurator-core==0.12.0`` brings. Goals: a median error of at most 10 %, 80 % in range.
 """
 

@@ -143,15 +143,15 @@ def main() -> None:
     speeds: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for run in drawn(read_sweep(options.file), options.count):
         prediction, seconds = predict(run, options.traces)
-        row, verdict = run.row, prediction.memory.verdict
-        apart.append(float((verdict != "does not fit") == run.has_run))
+        row, fit = run.row, prediction.memory.fit
+        apart.append(float((fit != "does not fit") == run.has_run))
         said = "crashed"
         if seconds is not None and row.step is not None and row.memory is not None:
             steps.append(abs(seconds / row.step - 1))
             memories.append(abs(prediction.memory / row.memory - 1))
             speeds[run.group].append((row.step, seconds))
             if row.memory >= NEARLY_FULL * prediction.memory.available:
-                near.append(float(verdict != "fits"))
+                near.append(float(fit != "fits"))
             said = (
                 f"{seconds:7.2f} of {row.step:7.2f} s {seconds / row.step - 1:+6.1%}  "
                 f"{prediction.memory / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
@@ -160,7 +160,7 @@ def main() -> None:
         mesh = (
             f"{row.model:4}{run.nodes:3} nodes {sizes:20} {row.run.microbatches:3}×{row.run.batch} {row.run.sharding}"
         )
-        print(f"{mesh:54} {said:45} predicted: {verdict}", flush=True)
+        print(f"{mesh:54} {said:45} predicted: {fit}", flush=True)
     orders = [rank_correlation(*map(list, zip(*pairs, strict=True))) for pairs in speeds.values() if len(pairs) > 2]
     order = "mean rank correlation within a model and number of nodes"
     full = "runs with nearly full memory said to be near its limit"
