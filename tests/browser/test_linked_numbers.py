@@ -25,7 +25,6 @@ PROGRAMS: dict[str, Callable[[], Trace]] = {
     "mixtral": programs.mixtral,
     "pipeline": programs.pipeline,
     "ddp": programs.real_ddp,
-    "64 ranks": lambda: programs.llama(2, "dp=8,tp=8"),
     "2,000 modules": lambda: traces.layered(650),
     "long names": lambda: traces.of_names([f"{'a_long_name_' * 8}{i}" for i in range(4)]),
     "nothing": programs.nothing,

@@ -92,20 +92,23 @@ def model() -> Sharding:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_nothing_overlaps_and_nothing_is_clipped(name: str, page: Any, shot: Any, tmp_path: Path) -> None:
-    for width, dark in ((1280, False), (800, True)):
-        show(page, dsexplore.sharding(*PLANS[name]), tmp_path, width, dark)
-        shot(page, f"sharding-{name}-{width}-{'dark' if dark else 'light'}", full_page=True)
-        assert page.evaluate(FAULTS) == []
+    check_wide_and_narrow(name, dsexplore.sharding(*PLANS[name]), page, shot, tmp_path)
     assert page.errors == []
     assert page.requests.foreign == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 800])
-def test_a_model_is_readable(width: int, dark: bool, page: Any, shot: Any, tmp_path: Path) -> None:
-    show(page, model(), tmp_path, width, dark)
-    shot(page, f"sharding-model-{width}-{'dark' if dark else 'light'}", full_page=True)
-    assert page.evaluate(FAULTS) == []
+def test_a_model_is_readable(page: Any, shot: Any, tmp_path: Path) -> None:
+    check_wide_and_narrow("model", model(), page, shot, tmp_path)
+
+
+def check_wide_and_narrow(name: str, shown: Sharding, page: Any, shot: Any, folder: Path) -> None:
+    """Look for faults in a page that is wide and light, then narrow and dark."""
+    show(page, shown, folder)
+    for width, theme in ((1280, "light"), (800, "dark")):
+        page.set_viewport_size({"width": width, "height": 700})
+        page.emulate_media(color_scheme=theme)
+        shot(page, f"sharding-{name}-{width}-{theme}", full_page=True)
+        assert page.evaluate(FAULTS) == []
 
 
 def test_faults_are_found(page: Any, tmp_path: Path) -> None:

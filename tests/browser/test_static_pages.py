@@ -54,16 +54,15 @@ def show(page: Any, shown: Displayable, folder: Path, width: int = 1280, dark: b
     page.goto(shown.to_html(folder / "shown.html").as_uri())
 
 
-@pytest.mark.parametrize("width", [1280, 800])
 @pytest.mark.parametrize("name", ["trace", "slice", "diff", "names", "empty"])
-def test_nothing_is_clipped(
-    name: str, width: int, pages: dict[str, Displayable], page: Any, shot: Any, tmp_path: Path
-) -> None:
-    for dark in (False, True):
-        show(page, pages[name], tmp_path, width, dark)
-        page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+def test_nothing_is_clipped(name: str, pages: dict[str, Displayable], page: Any, shot: Any, tmp_path: Path) -> None:
+    show(page, pages[name], tmp_path)
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    for width, theme in ((1280, "light"), (800, "dark")):
+        page.set_viewport_size({"width": width, "height": 700})
+        page.emulate_media(color_scheme=theme)
         assert page.evaluate(FAULTS) == []
-        shot(page, f"static_{name}_{width}_{'dark' if dark else 'light'}", full_page=True)
+        shot(page, f"static_{name}_{width}_{theme}", full_page=True)
     assert page.errors == []
     assert [url for url in page.requests.urls if not url.startswith("file:")] == []
 

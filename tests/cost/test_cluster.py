@@ -291,10 +291,12 @@ def test_a_file_that_is_the_base_of_itself_is_refused(
             read()
 
 
-@pytest.mark.parametrize("name", ["dgx-h100", "gloo-local", "aws-p5"])
-def test_one_wrong_value_is_read_or_refused_by_the_name_of_file_and_key(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "least"), [("dgx-h100", 100), ("aws-p5", 5)])
+def test_one_wrong_value_is_read_or_refused_by_the_name_of_file_and_key(tmp_path: Path, name: str, least: int) -> None:
     content = tomllib.loads(CLUSTERS.path(name).read_text(encoding="utf-8"))
-    content["measured"] = content.get("measured", [])[:1]
+    content["measured"] = content["measured"][:1]
+    if "base" in content:  # the other keys are those of dgx-h100
+        content = {key: content[key] for key in ("title", "base")}
     file = tmp_path / "mine.toml"
     refused: list[tuple[str, str]] = []
     for where, wrong in damaged(content):
@@ -307,4 +309,4 @@ def test_one_wrong_value_is_read_or_refused_by_the_name_of_file_and_key(tmp_path
     of_two = ("value", "base", "bytes", "microseconds")  # said by the key above, or by the other one
     assert [pair for pair in refused if "mine.toml" not in pair[1]] == []
     assert [(key, said) for key, said in refused if key not in said and key not in of_two] == []
-    assert len(refused) > 100
+    assert len(refused) > least
