@@ -1,4 +1,4 @@
-"""What the always-current file of a rank's calls costs per call, and per op that is no collective.
+"""What the always-current file of a rank's calls costs per call, and per op that is not a collective.
 
 Run ``python benchmarks/journal_price.py``. Bounds: 3 µs a call, and nothing for any other op: the file is written where
 a recording takes a collective, and nowhere else.
@@ -50,7 +50,7 @@ def microseconds_per_call(folder: Path) -> float:
 
 
 def nanoseconds_per_op(folder: Path) -> float:
-    """Return what an op that is no collective takes more where the file is written, median of differences."""
+    """Return what an op that is not a collective takes more where the file is written, median of differences."""
     tensor = torch.ones(8)
 
     def ops() -> None:

@@ -146,7 +146,7 @@ class Mutant:
         return code
 
     def is_python(self) -> bool:
-        """Return whether the changed file is Python: a ``*`` or ``/`` between parameters is no operator."""
+        """Return whether the changed file is Python: a ``*`` or ``/`` between parameters is not an operator."""
         try:
             ast.parse(self.code())
         except SyntaxError:

@@ -58,7 +58,7 @@ def test_compares_the_cell_on_the_mesh_that_is_given_or_open(notebook: Notebook)
     [
         ("%%compare_numerics program\n1", "no mesh is given"),
         ("%%compare_numerics --mesh tp=2\n1", "the reference is missing"),
-        ("%%compare_numerics nothing --mesh tp=2\n1", "nothing is no function"),
+        ("%%compare_numerics nothing --mesh tp=2\n1", "nothing is not a function"),
         ("%%compare_numerics program --mesh tp=2\nx = 1", "ends with a statement"),
         ("%%compare_numerics dict --meh tp=2\n1", "--mesh"),
         ("%compare_numerics dict --mesh tp=2", "write %%compare_numerics on top"),

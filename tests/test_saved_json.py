@@ -1,4 +1,4 @@
-"""Saved results: what is no JSON, damaged, of another format or of a newer version is refused by one error."""
+"""Saved results: what is not JSON, damaged, of another format or of a newer version is refused by one error."""
 
 from __future__ import annotations
 

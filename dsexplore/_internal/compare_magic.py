@@ -91,7 +91,7 @@ class CompareMagics(Magics):
     def _reference(self, name: str | None) -> Any:
         reference = self.shell.user_ns.get(name) if name else None
         if not callable(reference):
-            what = f"{name} is no function of this notebook" if name else "the reference is missing"
+            what = f"{name} is not a function of this notebook" if name else "the reference is missing"
             raise UsageError(
                 f"{what}: write the name of a function that returns (model, step) on one process after "
                 "%%compare_numerics"

@@ -31,7 +31,7 @@ def _timeout_from_environment() -> timedelta:
     if text is None:
         return timedelta(minutes=DEFAULT_TIMEOUT_MINUTES)
     if not (text.strip().isdecimal() and int(text) > 0):
-        raise ValueError(f"{TIMEOUT_VARIABLE}={text!r} is no positive whole number: set it to minutes, such as 30")
+        raise ValueError(f"{TIMEOUT_VARIABLE}={text!r} is not a positive whole number: set it to minutes, such as 30")
     return timedelta(minutes=int(text))
 
 

@@ -81,7 +81,7 @@ def parse_mesh(mesh: MeshLike | Mesh | None) -> Mesh:
     if not mesh:
         return Mesh()
     if not isinstance(mesh, (str, Mapping)):
-        raise UsageError(f"mesh {mesh!r} is no mesh: {_EXAMPLE}")
+        raise UsageError(f"mesh {mesh!r} is not a mesh: {_EXAMPLE}")
     pairs = list(mesh.items()) if isinstance(mesh, Mapping) else [_axis(part, mesh) for part in mesh.split(",")]
     axes = tuple(name for name, _ in pairs)
     for name, size in pairs:

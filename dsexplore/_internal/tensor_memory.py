@@ -18,7 +18,7 @@ def storage_of(tensor: Any) -> Any:
     """
     kind = type(tensor).__name__
     if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "is_meta"):
-        raise TypeError(f"{kind} is no tensor: pass a torch.Tensor")
+        raise TypeError(f"{kind} is not a tensor: pass a torch.Tensor")
     if hasattr(tensor, "to_local"):
         raise UsageError(f"{described(tensor)} is a {kind}, which has no memory of its own: pass its .to_local()")
     if tensor.is_meta:

@@ -255,7 +255,7 @@ def test_no_time_to_spend(tmp_path: Path, capsys: pytest.CaptureFixture[str], se
     assert run_command(str(tmp_path), "--seconds", seconds) == 1
     told = capsys.readouterr().err
     remedy = "give a positive number, or --grid to try every setting"
-    assert told == f"dsexplore aio: --seconds {seconds} is no time to spend: {remedy}{ADDRESS}"
+    assert told == f"dsexplore aio: --seconds {seconds} is not a time to spend: {remedy}{ADDRESS}"
 
 
 @pytest.mark.processes

@@ -273,7 +273,7 @@ def test_addresses_of_objects_are_refused(make: Callable[[], Any], name: str, tm
 def test_what_is_no_memory_is_refused(value: Any, name: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4096))
-    with aio_handle(4096, 2) as handle, pytest.raises(TypeError, match=r"has no memory|is no tensor"):
+    with aio_handle(4096, 2) as handle, pytest.raises(TypeError, match=r"has no memory|is not a tensor"):
         call(handle, name, value, path)
 
 

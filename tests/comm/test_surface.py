@@ -214,7 +214,7 @@ def test_reductions_have_deepspeeds_values_and_torchs_meaning(op: ReduceOp) -> N
 
 
 def test_a_place_holder_reduces_nothing() -> None:
-    with pytest.raises(UsageError, match=r"ReduceOp\.UNUSED is no reduction"):
+    with pytest.raises(UsageError, match=r"ReduceOp\.UNUSED is not a reduction"):
         to_torch(ReduceOp.UNUSED)
 
 

@@ -293,7 +293,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     assert frame["busbw"].max() == pytest.approx(466.33 / 4, abs=0.01)
     assert frame["quiet_seconds"].to_list() == pytest.approx([20e-6, 20e-6, 4029.4e-6, 4029.4e-6] * 2)
     path.write_text(path.read_text().replace('"all_gather"', '"<b>"'), encoding="utf-8")
-    with pytest.raises(UsageError, match="is no collective"):
+    with pytest.raises(UsageError, match="is not a collective"):
         CommSweep.load(path)
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="not a saved sweep of collectives"):

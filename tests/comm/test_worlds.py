@@ -104,8 +104,8 @@ def test_a_bad_beginning_says_what_to_do() -> None:
     (told,) = run_ranks(bad_beginnings, 1, backend=None).values
     assert [text.split(":")[0] for text in told[:3]] == [
         "dist_init_required=False, but there is no process group",
-        "timeout 30 is no positive timedelta",
-        "timeout datetime.timedelta(0) is no positive timedelta",
+        "timeout 30 is not a positive timedelta",
+        "timeout datetime.timedelta(0) is not a positive timedelta",
     ]
     assert told[3].startswith("'comms_logger' is 1: write an object")
     assert told[4].startswith("cannot initialize: RANK, MASTER_ADDR not set")

@@ -58,7 +58,7 @@ def test_a_step_and_a_comparison_of_meshes_say_what_they_take(
     assert frame["money"].to_list() == [one.money.expected, None]
     assert frame["gpu_hours"][0] == one.gpu_hours.expected
     assert str(one) in compared._repr_mimebundle_()["text/plain"]
-    with pytest.raises(UsageError, match="steps=0 is no number of steps"):
+    with pytest.raises(UsageError, match="steps=0 is not a number of steps"):
         prediction.expense(0)
 
 

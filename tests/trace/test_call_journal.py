@@ -145,7 +145,7 @@ def test_a_journal_of_calls_that_cannot_be_is_an_error(
     journal: CallJournal, column: dict[str, object], ranks: list[int] | None
 ) -> None:
     journal.add(journal.add_kind([{**DEFAULT, **column}], (*GROUP[:3], ranks, *GROUP[4:])), 0, 1, Call())
-    with pytest.raises(TraceFileError, match=f"{journal_file(0)} is no whole journal of calls"):
+    with pytest.raises(TraceFileError, match=f"{journal_file(0)} is not a whole journal of calls"):
         read_journal(journal.file)
 
 

@@ -42,7 +42,7 @@ def test_text_and_back(ranks: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "1,2", "3-9/"])
 def test_other_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no rank"):
+    with pytest.raises(ValueError, match="is not a rank"):
         ranks_in(text)
 
 

@@ -195,7 +195,7 @@ SAID: Mapping[str, Fill] = {
     "its world_size is 0, and a job has 1 to": one(replace(calls(0), info=replace(calls(0).info, world_size=0))),
     "it is of rank 7, and the world has 2 ranks": one(replace(calls(0), info=replace(calls(0).info, ranks=(7,)))),
     f"its mesh is dp={HUGE}, and a job has 1 to": one(calls(0, mesh=f"dp={HUGE}")),
-    "'a few' is no rank, and no range of ranks": one(calls(0, stands_for=("a few",))),
+    "'a few' is not a rank, and no range of ranks": one(calls(0, stands_for=("a few",))),
     # of folders
     "has no trace files: a trace directory holds rank-00000.parquet": lambda folder: None,
     "has no trace files: step.txt is ": raw(b"loss: 1", "step.txt"),
@@ -249,7 +249,7 @@ SAID: Mapping[str, Fill] = {
     "merge was given no traces": lambda folder: merge_tables([]),
     # of journals
     "rank 1 kept its last 4,096 of 5,000 calls": lambda folder: journal(folder, 5_000),
-    "is no whole journal of calls (it has another mark, version or size)": damaged_journal,
+    "is not a whole journal of calls (it has another mark, version or size)": damaged_journal,
     "its rank is ''": journal_of_nobody,
 }
 GOOD: Mapping[str, Fill] = {

@@ -104,7 +104,7 @@ def _sweep_all(args: argparse.Namespace) -> int:
         raise UsageError("give a PATH to measure, or --compare with two saved results")
     if not (args.grid or is_duration(args.seconds)):
         raise UsageError(
-            f"--seconds {args.seconds:g} is no time to spend: give a positive number, or --grid to try every setting"
+            f"--seconds {args.seconds:g} is not a time to spend: give a positive number, or --grid to try every setting"
         )
     _check_files(args)
     for path in args.path:

@@ -37,7 +37,7 @@ SPANS: dict[str, pl.DataType] = {
     "mark": pl.String(),  # what its color says: a phase, an axis, …
     "name": pl.String(),  # the op
     "bytes": pl.Int64(),  # wire or message bytes; null for what moves none
-    "row": pl.UInt32(),  # of the trace's events; null for what is no event
+    "row": pl.UInt32(),  # of the trace's events; null for what is not an event
     "label": pl.String(),  # stands on its box; null for the letter of its mark
 }
 TIES: dict[str, pl.DataType] = {

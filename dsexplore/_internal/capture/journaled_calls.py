@@ -1,4 +1,4 @@
-"""The calls of a recording in a file that is always current, for a rank whose process ends without saving.
+"""The calls of a recording in a file that is always current, in case the process ends without saving.
 
 Calls that differ in time alone are one kind, which is described once: a further call takes about a microsecond.
 """

@@ -126,7 +126,7 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _is_step_of(optimizer: Optimizer, frame: FrameType) -> bool:
-    """Return True if a frame is that of an optimizer's ``step``, which calls that of its base class."""
+    """Return True if a frame belongs to an optimizer's ``step``, which calls its base class's."""
     return frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer
 
 

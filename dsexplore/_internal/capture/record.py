@@ -1,4 +1,4 @@
-"""`record`: a block in which every collective of the process is recorded, and what is saved of it."""
+"""`record`: record every collective of the process in a block, and save the trace."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def record(
         mesh_spec: the mesh as the user wrote it, ``"dp=2,tp=4"``.
         further_notes: called with the number of collectives whenever the tables are made; returns what the trace's
             notes say besides.
-        target: whose traffic the simulation shows; see `TraceInfo.target`.
+        target: the traffic that the simulation shows; see `TraceInfo.target`.
         timeout: seconds; where no collective begins or ends for so long, what was recorded until then is written to
             ``save`` while the block goes on, with the stack of each thread beside it.
         costs: also record what is computed between the collectives, and the memory that it takes, of which
@@ -211,7 +211,7 @@ class _Progress:
 
     Args:
         issued: all collectives so far; it grows.
-        inside: those whose call has not returned.
+        inside: collectives that have not returned.
     """
 
     def __init__(self, issued: Sequence[Issued], inside: Callable[[], Iterable[Issued]] = tuple) -> None:

@@ -70,7 +70,7 @@ class Recorder:
         self._recordings: list[Recording] = []
         self._stack_depth = 1
         self._inside: dict[int, Issued] = {}
-        """{thread: collective whose call has not returned}. The first collective of an NCCL group blocks
+        """{thread: collective that has not returned}. The first collective of an NCCL group blocks
         in its call until all ranks have created the communicator."""
         self._ends: list[Callable[[], None]] = []
         """End the observation of input, meshes, callbacks, reads and writes."""
@@ -368,7 +368,7 @@ class Recorder:
         return self._modules
 
     def inside(self) -> list[Issued]:
-        """Return the collectives of any thread whose call has not returned."""
+        """Return the collectives, of any thread, that have not returned."""
         return list(self._inside.values())
 
     def _describe_groups(self) -> list[Group]:

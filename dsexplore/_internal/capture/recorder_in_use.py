@@ -22,7 +22,7 @@ def followed() -> list[ModuleEntry]:
 
 
 def running_module() -> ModuleEntry | None:
-    """Return the module that runs in this thread; in backward the one whose forward made the running autograd node."""
+    """Return the module that runs in this thread; in backward, the module that made the running node in forward."""
     return _recorder.modules.running()
 
 

@@ -58,7 +58,7 @@ def init_distributed(
 
     Raises:
         UsageError: no launcher was found; the world should be there and is not; a bad configuration.
-        ValueError: ``DEEPSPEED_TIMEOUT`` is no positive whole number.
+        ValueError: ``DEEPSPEED_TIMEOUT`` is not a positive whole number.
 
     Examples:
         >>> with dsexplore.simulate(4):

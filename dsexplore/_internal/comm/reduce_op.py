@@ -36,7 +36,7 @@ class ReduceOp(Enum):
             UsageError: UNUSED, which is a placeholder.
         """
         if self is ReduceOp.UNUSED:
-            raise UsageError("ReduceOp.UNUSED is no reduction: use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR")
+            raise UsageError("ReduceOp.UNUSED is not a reduction: use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR")
         reduction: td.ReduceOp.RedOpType = getattr(td.ReduceOp, self.name)
         return reduction
 

@@ -143,10 +143,10 @@ class TorchBackend(Backend):
         """Initialize torch.distributed, unless it is initialized.
 
         Raises:
-            UsageError: the timeout is no positive ``timedelta``.
+            UsageError: the timeout is not a positive ``timedelta``.
         """
         if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
-            raise UsageError(f"timeout {timeout!r} is no positive timedelta: give datetime.timedelta(minutes=30) or so")
+            raise UsageError(f"timeout {timeout!r} is not a positive timedelta: give datetime.timedelta(minutes=30)")
         if td.is_initialized():
             _log.debug("torch.distributed is initialized: adopted")
         else:

@@ -136,7 +136,7 @@ class CommModeModuleTracker:
 
     @property
     def name(self) -> str:
-        """Running module; in backward, the module whose forward made the running node."""
+        """Running module; in backward, the module that made the running node in forward."""
         module = recorder_in_use.running_module() if self._open is not None else None
         return module.name if module is not None else GLOBAL
 

@@ -12,7 +12,7 @@ ELEMENTS = 1 << 10
 
 
 def _issue(op: str, ranks: int) -> None:
-    """Issue a collective whose whole buffer has `ELEMENTS` elements."""
+    """Issue a collective on a whole buffer of `ELEMENTS` elements."""
     whole, part = torch.ones(ELEMENTS), torch.ones(ELEMENTS // ranks)
     if op == "all_reduce":
         dist.all_reduce(whole)
@@ -97,7 +97,7 @@ def _ring_seconds(answer: Answer) -> Requirements:
         elif abs(got - (latency + sent / bandwidth)) < 1e-9 * got:
             word += f"The latency is paid in each step of the ring: {steps} of them."
         elif abs(got - (steps * latency + size / bandwidth)) < 1e-9 * got:
-            word += "The bytes that a rank sends are those of wire_bytes, not S."
+            word += "The bytes that a rank sends are wire_bytes, not S."
         elif abs(got - (steps * latency + steps * size / bandwidth)) < 1e-9 * got:
             word += "In each step a rank sends one part of n, not the whole tensor."
         else:

@@ -118,7 +118,7 @@ def _overlapped(answer: Answer) -> Requirements:
         yield Requirement(
             "backward does not wait for them",
             all(events["is_async"]),
-            "Backward stands still for each of them: give async_op=True, and keep what it returns.",
+            "Backward waits for each of them: give async_op=True, and keep what it returns.",
         )
         yield Requirement(
             "every bucket is waited for before the gradients are used",

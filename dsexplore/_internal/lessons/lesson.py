@@ -52,7 +52,7 @@ class Lesson:
             answer: your function, with the arguments that the task names.
 
         Raises:
-            UsageError: no such exercise, or the answer is no function.
+            UsageError: no such exercise, or the answer is not a function.
 
         Examples:
             >>> import dsexplore

@@ -91,7 +91,7 @@ def run_schedule(schedules: Sequence[Sequence[Action]]) -> tuple[dict[int, float
 
 
 def _most_held(actions: Sequence[Action]) -> int:
-    """Return the most microbatches whose activations a stage holds at once."""
+    """Return the largest number of microbatches that a stage holds activations of at once."""
     held = most = 0
     for kind, _ in actions:
         held += 1 if kind == "F" else -1

@@ -70,7 +70,7 @@ def play(answer: Answer, ranks: int, rank: int, *arguments: object) -> Play:
 
 @contextmanager
 def noted_waits() -> Iterator[dict[int, dist.Work]]:
-    """Collect the works whose ``wait`` is called in the block, by identity."""
+    """Collect the works that are waited for in the block, by identity."""
     waited: dict[int, dist.Work] = {}
     original = dist.Work.wait
 

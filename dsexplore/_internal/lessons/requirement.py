@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 Answer = Callable[..., object]
-"""What a learner writes: a function, whose arguments and result the task names."""
+"""What a learner writes: a function with the arguments and the result that the task names."""
 
 
 @dataclass(frozen=True)

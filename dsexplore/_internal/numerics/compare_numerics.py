@@ -161,7 +161,7 @@ def _checked(world_size: int | None, mesh: MeshLike, steps: int, tolerance: floa
     if world_size not in (None, axes.size):
         raise UsageError(f"mesh {axes} has {axes.size} ranks and world_size is {world_size}: make them equal")
     if steps < 1:
-        raise UsageError(f"steps {steps} is no number of steps: give 1 or more")
+        raise UsageError(f"steps {steps} is not a number of steps: give 1 or more")
     if tolerance is not None and not tolerance >= 0:
-        raise UsageError(f"tolerance {tolerance} is no relative difference: give 0 or more, or None for rounding")
+        raise UsageError(f"tolerance {tolerance} is not a relative difference: give 0 or more, or None for rounding")
     return axes

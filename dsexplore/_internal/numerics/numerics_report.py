@@ -190,7 +190,7 @@ def place_of(phase: Phase, path: str, name: str, model: str) -> str:
 
 
 def size_of(error: float) -> str:
-    """Return by how much a tensor differs, as the end of a clause; empty where that is no number."""
+    """Return by how much a tensor differs, as the end of a clause; empty where that is not a number."""
     return f" by {share_text(error)}{' of' if error < 10 else ''} its size" if math.isfinite(error) else ""
 
 

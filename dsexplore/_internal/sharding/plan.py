@@ -70,7 +70,7 @@ def sharding(
         return _plan_on_paper({"tensor": (shown.shape, placements, shown.dtype, shown.requires_grad)}, mesh)
     if placements is None:
         raise UsageError(
-            f"{shown!r} is no model and no tensor; for a shape give placements=[Shard(0), …] and mesh='dp=2,tp=4'"
+            f"{shown!r} is neither a model nor a tensor; for a shape give placements=[Shard(0), …] and mesh='dp=2,tp=4'"
         )
     return _plan_on_paper({"tensor": (shown, placements, _dtype(dtype), True)}, mesh)
 
@@ -179,7 +179,7 @@ def _shape(shape: Any, name: str) -> tuple[int, ...]:
     sizes = tuple(shape) if isinstance(shape, Iterable) and not isinstance(shape, (str, torch.Tensor)) else (shape,)
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise UsageError(f"{name}: {_brief(shape)} is no shape: give a tuple of sizes such as (8192, 1024)")
+            raise UsageError(f"{name}: {_brief(shape)} is not a shape: give a tuple of sizes such as (8192, 1024)")
     return sizes
 
 
@@ -188,7 +188,7 @@ def _dtype(dtype: torch.dtype | str | None) -> torch.dtype:
         return torch.get_default_dtype()
     parsed = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if not isinstance(parsed, torch.dtype):
-        raise UsageError(f"dtype {dtype!r} is no dtype of torch: give torch.bfloat16, or 'bfloat16'")
+        raise UsageError(f"dtype {dtype!r} is not a dtype of torch: give torch.bfloat16, or 'bfloat16'")
     return parsed
 
 

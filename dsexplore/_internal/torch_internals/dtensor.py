@@ -60,7 +60,7 @@ root_mesh: Callable[[DeviceMesh], DeviceMesh] = internal(
     since="2.10",
     otherwise=internal("torch.distributed.device_mesh:_mesh_resources.get_root_mesh", otherwise=lambda mesh: mesh),
 )
-"""Return the mesh that a mesh was sliced from; the mesh itself where it is no slice. The older way warns of its end."""
+"""Return the mesh that a mesh was sliced from; the mesh itself if it is not a slice. The older way is deprecated."""
 _takes_rank = "_rank" in inspect.signature(DeviceMesh.__init__).parameters
 
 

@@ -19,7 +19,7 @@ own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgett
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside all its `WRAPPERS`; the module itself if it is no wrapper."""
+    """Return the module inside all its `WRAPPERS`; the module itself if it is not a wrapper."""
     children = module._modules
     for name in WRAPPERS:
         inner = children[name] if name in children else None  # noqa: SIM401 # a script module's has no get

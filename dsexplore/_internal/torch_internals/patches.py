@@ -130,7 +130,7 @@ class Patches:
             build: gets a callable that does what the function did, and returns what it shall do now.
         """
         inner = inspect.unwrap(function, stop=_is_replaced)
-        assert isinstance(inner, FunctionType), f"{function} is no Python function"
+        assert isinstance(inner, FunctionType), f"{function} is not a Python function"
         assert not _is_replaced(inner), f"{inner.__qualname__} is replaced already"
         assert not inner.__code__.co_freevars, f"{inner.__qualname__} closes over variables"
         key = f"{inner.__module__}.{inner.__qualname__}"

@@ -221,7 +221,7 @@ def read_journal(file: Path) -> ReadJournal:
         *(OSError, pl.exceptions.PolarsError),
     ) as error:
         reason = str(error).partition("\n")[0][:200]
-        raise TraceFileError(f"{file} is no whole journal of calls ({reason}): leave it out") from error
+        raise TraceFileError(f"{file} is not a whole journal of calls ({reason}): leave it out") from error
     return ReadJournal(info, count, end, tables)
 
 

@@ -70,7 +70,7 @@ def _ranges(text: str) -> list[range]:
     for part in text.split(", "):
         match = _PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part!r} is no rank, and no range of ranks")
+            raise ValueError(f"{part!r} is not a rank, and no range of ranks")
         first, last, step = (int(number) if number else None for number in match.groups())
         assert first is not None
         ranges.append(range(first, (first if last is None else last) + 1, step or 1))

@@ -199,7 +199,7 @@ class Trace(Analyses):
         """Return the traffic of `other` minus that of this trace, per module × op × axis × phase.
 
         Raises:
-            UsageError: ``other`` is no trace.
+            UsageError: ``other`` is not a trace.
 
         Examples:
             >>> trace.diff(trace.where(op="barrier"))

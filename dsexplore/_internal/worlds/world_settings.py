@@ -17,7 +17,7 @@ from dsexplore._internal.worlds.cuda.gpu import known_gpus
 from dsexplore._internal.worlds.simulated.launcher_environment import check_ranks_per_node
 
 Target = Literal["cuda", "cpu"]
-"""Whose traffic a simulated world shows: that of GPUs with NCCL, or of CPUs with gloo."""
+"""Traffic that a simulated world shows: of GPUs with NCCL, or of CPUs with gloo."""
 
 
 @dataclass(frozen=True, kw_only=True)

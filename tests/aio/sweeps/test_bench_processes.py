@@ -81,7 +81,7 @@ def test_several_directories_are_measured_at_once(tmp_path: Path, monkeypatch: p
 def test_directories_that_cannot_be_measured_together(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="two are one directory: give each once"):
         sweep([tmp_path, tmp_path / "."])
-    with pytest.raises(UsageError, match="none is no directory: of several paths, each is"):
+    with pytest.raises(UsageError, match="none is not a directory: of several paths, each is"):
         sweep([tmp_path, tmp_path / "none"])
     with pytest.raises(UsageError, match=r"path \[\] is empty"):
         sweep([])
@@ -108,7 +108,7 @@ def test_an_existing_file_is_read_by_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [0, 257, 1.5, "two", True])
 def test_numbers_of_processes_that_make_no_sense(tmp_path: Path, count: object) -> None:
-    with pytest.raises(UsageError, match=f"processes {count!r} is no number of processes: give 1 to 256"):
+    with pytest.raises(UsageError, match=f"processes {count!r} is not a number of processes: give 1 to 256"):
         sweep(tmp_path, **QUICK, processes=count)  # type: ignore[arg-type]
 
 

@@ -105,7 +105,7 @@ def test_files_that_are_no_dump_by_their_content_are_named_and_the_others_go_on(
     said = {
         "_dump_1": "cannot be read (the pickle names pathlib",
         "_dump_3": "cannot be read (Expecting value",
-        "list.json": "has no entries and no pg_config: it is no dump of torch's flight recorder",
+        "list.json": "has no entries and no pg_config: it is not a dump of torch's flight recorder",
     }
     for found in (report, given):
         assert found.culprits == (2,)

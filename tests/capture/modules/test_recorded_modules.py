@@ -319,7 +319,7 @@ def test_a_node_knows_the_line_that_called_its_module(modules: Modules) -> None:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_script_modules_are_followed(modules: Modules) -> None:
-    """Their ``_modules`` is no dict."""
+    """Their ``_modules`` is not a dict."""
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     nn.Sequential(scripted)(torch.ones(1, 2))
     assert calls(modules) == {"Sequential": 1, "Sequential.0": 1, "Sequential.0.0": 0}

@@ -142,7 +142,7 @@ def test_a_module_that_is_met_between_graphs_is_not_compiled_with_the_recorder(
 
 
 class Stack(nn.Sequential):
-    """A sequence of modules that torch.compile compiles as one, as its forward is no part of torch."""
+    """A sequence of modules that torch.compile compiles as one, as its forward is not part of torch."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for part in self:

@@ -95,7 +95,7 @@ def test_the_users_lines_are_found_between_other_code() -> None:
         return frame_kinds.user_lines(sys._getframe(), depth)
 
     def outer() -> Sources:
-        found: Sources = eval("inner()", {"inner": inner})  # code that is no line of the program
+        found: Sources = eval("inner()", {"inner": inner})  # code that is not a line of the program
         return found
 
     for depth in range(4):

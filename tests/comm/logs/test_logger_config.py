@@ -84,7 +84,7 @@ def test_a_block_that_says_disabled_disables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"), [("[1]", "outermost value must be an object"), ("{", "is no JSON"), (None, "cannot be read")]
+    ("content", "told"), [("[1]", "outermost value must be an object"), ("{", "is not JSON"), (None, "cannot be read")]
 )
 def test_a_file_that_is_none_is_named(tmp_path: Path, content: str | None, told: str) -> None:
     path = tmp_path / "broken.json"
@@ -126,5 +126,5 @@ def test_the_timeout_follows_the_environment(monkeypatch: pytest.MonkeyPatch, te
 @pytest.mark.parametrize("text", ["0", "-5", "1.5", "ten", ""])
 def test_a_timeout_that_is_no_number_of_minutes_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DEEPSPEED_TIMEOUT", text)
-    with pytest.raises(ValueError, match=f"DEEPSPEED_TIMEOUT='{text}' is no positive whole number"):
+    with pytest.raises(ValueError, match=f"DEEPSPEED_TIMEOUT='{text}' is not a positive whole number"):
         _ = constants.default_pg_timeout

@@ -135,9 +135,9 @@ class Runs:
         ({"segments": [Runs()], "device_traces": []}, "names .*mkdir, and plain data names nothing"),
         ({"segments": []}, "lacks 'device_traces'"),
         ({"segments": [{"total_size": 1, "address": 0}], "device_traces": []}, "lacks 'blocks'"),
-        ([1, 2], "is no snapshot of torch's allocator"),
-        ({"segments": [None], "device_traces": []}, "is no snapshot of torch's allocator"),
-        ({"segments": [], "device_traces": [[event("alloc", 0, 1, frames(("a", "x", "b")))]]}, "is no snapshot"),
+        ([1, 2], "is not a snapshot of torch's allocator"),
+        ({"segments": [None], "device_traces": []}, "is not a snapshot of torch's allocator"),
+        ({"segments": [], "device_traces": [[event("alloc", 0, 1, frames(("a", "x", "b")))]]}, "is not a snapshot"),
     ],
 )
 def test_other_pickles_are_refused_and_run_nothing(

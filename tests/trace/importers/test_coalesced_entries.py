@@ -12,7 +12,7 @@ from tests.trace.importers.test_recorder_dump import dump, entries, entry
 def messages_together(
     record: int, number: int, state: str, *, of_torch_2_8: bool, count: int = 2
 ) -> list[dict[str, Any]]:
-    """Return a coalesced call of messages, as torch records it: its end has its state, and is no message."""
+    """Return a coalesced call of messages, as torch records it: its end has its state, and is not a message."""
     counted = {"collective_seq_id": number if of_torch_2_8 else 0, "p2p_seq_id": 0 if of_torch_2_8 else number}
     names = ("nccl:send 0->1", "nccl:recv 0<-1")[:count]
     members = [

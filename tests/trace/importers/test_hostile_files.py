@@ -253,7 +253,7 @@ def test_a_dump_with_null_in_its_fields_is_no_empty_one(
 ) -> None:
     (tmp_path / "dump_0").write_bytes(write(dump()))
     (tmp_path / "dump_1").write_bytes(write(dump(**fields)))
-    said = f"dump_1 has no {', '.join(fields)}: it is no whole dump"
+    said = f"dump_1 has no {', '.join(fields)}: it is not a whole dump"
     with pytest.raises(TraceFileError, match=said):
         dsexplore.load(tmp_path / "dump_1")
     with pytest.raises(TraceFileError, match=said):

@@ -211,7 +211,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path
 def test_a_file_whose_groups_are_none_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     for rank, changes in enumerate(({}, {"pg_config": "odd"})):
         (tmp_path / f"dump_rank_{rank}").write_text(json.dumps(dump(entry(), **changes)))
-    with pytest.warns(RuntimeWarning, match=r"dump_rank_1 is no dump .* \(pg_config is 'odd'\)"):
+    with pytest.warns(RuntimeWarning, match=r"dump_rank_1 is not a dump .* \(pg_config is 'odd'\)"):
         trace = load(tmp_path)
     assert trace.info.ranks == (0,)
 

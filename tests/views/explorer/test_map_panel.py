@@ -20,7 +20,7 @@ from dsexplore._internal.views.trace.event_lines import EventLines
 
 @pytest.fixture
 def codes(trace: Trace) -> EventCodes:
-    """Return the events of a trace, each thirty times, of which one is no part of a step."""
+    """Return the events of a trace, each thirty times, of which one is not part of a step."""
     often = pl.concat([trace.events] * 29 + [trace.events.with_columns(phase=pl.lit(OUTSIDE_STEPS[0]))])
     return EventCodes(replace(trace.tables, events=often.with_columns(seq=pl.int_range(pl.len(), dtype=pl.Int64))))
 

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     plan = plan_of(options.parameters, options.world_size, options.dtype)
     state_dtype = None if options.state_dtype is None else getattr(torch, options.state_dtype, None)
     if options.state_dtype is not None and not isinstance(state_dtype, torch.dtype):
-        raise UsageError(f"--state-dtype {options.state_dtype} is no dtype of torch: give float32 or bfloat16")
+        raise UsageError(f"--state-dtype {options.state_dtype} is not a dtype of torch: give float32 or bfloat16")
 
     def measure() -> CheckpointCost:
         return plan.checkpoint(
@@ -78,7 +78,7 @@ def plan_of(parameters: str, world_size: int, dtype: str) -> Sharding:
     from dsexplore._internal.sharding.plan import sharding
 
     if world_size < 1:
-        raise UsageError(f"--world-size {world_size} is no number of ranks: give 1 or more")
+        raise UsageError(f"--world-size {world_size} is not a number of ranks: give 1 or more")
     plan = sharding((_count(parameters),), "S(0)", f"dp={world_size}", dtype)
     return Sharding(f"{parameters} parameters", plan.mesh, plan.tensors)
 
@@ -91,5 +91,5 @@ def _count(text: str) -> int:
     except ValueError:
         number = 0.0
     if not 1 <= number < 1e16:
-        raise UsageError(f"--parameters {text} is no number of parameters: write it like 8B, 350M or 8.03e9")
+        raise UsageError(f"--parameters {text} is not a number of parameters: write it like 8B, 350M or 8.03e9")
     return round(number)

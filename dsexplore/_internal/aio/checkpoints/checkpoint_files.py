@@ -123,7 +123,7 @@ def _shards(index: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{index} is no index of shards, which has a 'weight_map' of names to files: {error}"
+            f"{index} is not an index of shards, which has a 'weight_map' of names to files: {error}"
         ) from None
     files = [index.parent / str(name) for name in names]
     missing = next((file for file in files if not file.is_file()), None)
@@ -148,7 +148,7 @@ def _kind_of(file: Path) -> Kind:
     if first[:4] == b"PK\x03\x04" or first[:1] == _FIRST_OF_A_PICKLE:
         return "torch.save"
     raise UsageError(
-        f"{file} is no checkpoint that is known: it begins neither as safetensors nor as torch.save. Of a folder "
+        f"{file} is not a checkpoint that is known: it begins neither as safetensors nor as torch.save. Of a folder "
         "that torch.distributed.checkpoint wrote, give the folder"
     )
 

@@ -157,7 +157,7 @@ def checkpoint_rates(folder: str | os.PathLike[str], size: int | str = "512MiB",
 
     times, nbytes = as_integer(rounds), parse_size(size)
     if times is None or times < 1:
-        raise UsageError(f"rounds {rounds!r} is no number of checkpoints: give a whole number, at least 1")
+        raise UsageError(f"rounds {rounds!r} is not a number of checkpoints: give a whole number, at least 1")
     if nbytes < _LEAST:
         raise UsageError(f"size {size} is too small to measure a disk with: give {format_bytes(_LEAST)} or more")
     check_space(os.fspath(folder), nbytes)

@@ -94,11 +94,11 @@ def header_of(file: Path) -> tuple[dict[str, Any], int]:
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > file.stat().st_size - 8:
-            raise UsageError(f"{file} is no whole safetensors file: its header has {length} bytes")
+            raise UsageError(f"{file} is not a whole safetensors file: its header has {length} bytes")
         try:
             entries = json.loads(opened.read(length))
         except ValueError as error:
-            raise UsageError(f"{file} is no safetensors file: its header is no JSON ({error})") from None
+            raise UsageError(f"{file} is not a safetensors file: its header is not JSON ({error})") from None
     entries.pop("__metadata__", None)
     return entries, 8 + length
 

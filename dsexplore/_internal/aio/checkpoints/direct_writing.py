@@ -39,7 +39,7 @@ def save_file(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str])
     Tensors on other devices are copied to the CPU one at a time. Two names of one tensor are written twice.
 
     Raises:
-        UsageError: a value that is no tensor, a tensor without memory, or a dtype that safetensors has no name for.
+        UsageError: a value that is not a tensor, a tensor without memory, or a dtype that safetensors has no name for.
         OSError: the disk fails, or is full; the file of that name stays as it was.
 
     Examples:

@@ -87,7 +87,7 @@ def loading(
     """
     times = as_integer(rounds)
     if times is None or times < 1:
-        raise UsageError(f"rounds {rounds!r} is no number of loads: give a whole number, at least 1")
+        raise UsageError(f"rounds {rounds!r} is not a number of loads: give a whole number, at least 1")
     if isinstance(path_or_model, (str, os.PathLike)):
         checkpoint = first_files(find_checkpoint(path_or_model), parse_size(max_read))
         return _measure(str(checkpoint.path), [checkpoint], times, time.perf_counter)

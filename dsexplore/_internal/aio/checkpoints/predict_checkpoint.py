@@ -46,11 +46,11 @@ def checkpoint_cost(
 ) -> CheckpointCost:
     """Predict checkpoints as `Sharding.checkpoint` documents it."""
     if ranks_per_node < 1:
-        raise UsageError(f"ranks_per_node {ranks_per_node} is no number of ranks: give 1 or more")
+        raise UsageError(f"ranks_per_node {ranks_per_node} is not a number of ranks: give 1 or more")
     if not 0 < overhead <= 1:
-        raise UsageError(f"overhead {overhead:g} is no fraction of the time: give a number above 0, such as 0.01")
+        raise UsageError(f"overhead {overhead:g} is not a fraction of the time: give a number above 0, such as 0.01")
     if step_seconds is not None and not step_seconds > 0:
-        raise UsageError(f"step_seconds {step_seconds:g} is no duration: give the seconds of a training step")
+        raise UsageError(f"step_seconds {step_seconds:g} is not a duration: give the seconds of a training step")
     rates = disk if isinstance(disk, CheckpointRates) else checkpoint_rates(disk)
     whole = _Share(
         sum(tensor.nbytes * _factor(tensor, assumed) for tensor in sharding.tensors),

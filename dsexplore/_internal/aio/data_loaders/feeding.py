@@ -48,9 +48,9 @@ def feeding(
         UsageError: nothing to iterate over, a duration or number out of range, or a loader that ends too early.
     """
     if not seconds > 0:
-        raise UsageError(f"seconds {seconds:g} is no duration: give a positive number")
+        raise UsageError(f"seconds {seconds:g} is not a duration: give a positive number")
     if step_seconds is not None and not step_seconds > 0:
-        raise UsageError(f"step_seconds {step_seconds:g} is no duration: give the seconds of a step without input")
+        raise UsageError(f"step_seconds {step_seconds:g} is not a duration: give the seconds of a step without input")
     if not isinstance(loader, Iterable):
         raise UsageError(f"{type(loader).__name__} yields no batches: give a DataLoader")
     persistent = getattr(loader, "persistent_workers", False)  # they may run since an earlier pass

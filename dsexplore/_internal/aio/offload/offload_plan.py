@@ -71,11 +71,11 @@ def _check(bytes_per_parameter: float, ranks_per_node: int, step_seconds: float 
     if not bytes_per_parameter > 0:
         raise UsageError(f"bytes_per_parameter {bytes_per_parameter:g}: give the bytes of states, such as 12")
     if ranks_per_node < 1:
-        raise UsageError(f"ranks_per_node {ranks_per_node} is no number of ranks: give 1 or more")
+        raise UsageError(f"ranks_per_node {ranks_per_node} is not a number of ranks: give 1 or more")
     if step_seconds is not None and not step_seconds > 0:
-        raise UsageError(f"step_seconds {step_seconds:g} is no duration: give the seconds of a step without a disk")
+        raise UsageError(f"step_seconds {step_seconds:g} is not a duration: give the seconds of a step without a disk")
     if tokens is not None and tokens < 1:
-        raise UsageError(f"tokens {tokens} is no number of tokens: give those of a step on one node")
+        raise UsageError(f"tokens {tokens} is not a number of tokens: give those of a step on one node")
 
 
 def _swept(folder: str | os.PathLike[str]) -> SweepResult:

@@ -80,7 +80,7 @@ class SweepResult(Measurements, SavedJson, Result):
         Only tensor sizes that both moved are compared, or all if they share none: see `unlike`.
 
         Raises:
-            TypeError: ``other`` is no SweepResult.
+            TypeError: ``other`` is not a SweepResult.
             UsageError: they share no setting.
         """
         import polars

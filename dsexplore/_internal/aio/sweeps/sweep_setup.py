@@ -94,10 +94,10 @@ class Plan:
         if self.size < _LEAST_SIZE:
             raise UsageError(f"size {format_bytes(self.size)} is too small: at least {format_bytes(_LEAST_SIZE)}")
         if seconds is not None and not is_duration(seconds):
-            raise UsageError(f"seconds {seconds!r} is no time to spend: give a positive number, or None for the grid")
+            raise UsageError(f"seconds {seconds!r} is not a time to spend: give a number above 0, or None for the grid")
         if not (isinstance(read_share, (int, float)) and 0 <= read_share <= 1):
             raise UsageError(
-                f"read_share {read_share!r} is no share: give a number from 0 (only writes) to 1 (only reads)"
+                f"read_share {read_share!r} is not a share: give a number from 0 (only writes) to 1 (only reads)"
             )
         if mode not in ("tensor", "ring"):
             raise UsageError(f"mode {mode!r} is unknown: 'tensor' (as DeepSpeed) or 'ring' (as fio)")
@@ -112,7 +112,7 @@ class Plan:
         self.transfers = (self.size,) if mode == "ring" else self._tensors(tensor)
         count = as_integer(processes)
         if count is None or not 1 <= count <= _MOST_PROCESSES:
-            raise UsageError(f"processes {processes!r} is no number of processes: give 1 to {_MOST_PROCESSES}")
+            raise UsageError(f"processes {processes!r} is not a number of processes: give 1 to {_MOST_PROCESSES}")
         self.processes = count
         self.left_out = ""
         """What a slow disk leaves no time for; empty if nothing."""

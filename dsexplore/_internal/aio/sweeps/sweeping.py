@@ -109,14 +109,14 @@ def _folders(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     """Return the paths to measure; several have to be directories.
 
     Raises:
-        UsageError: none is given, one is empty or given twice, or one of several is no directory.
+        UsageError: none is given, one is empty or given twice, or one of several is not a directory.
     """
     folders = [os.fspath(folder) for folder in ([path] if isinstance(path, (str, os.PathLike)) else path)]
     if not folders or not all(folders):
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
     for folder in folders if len(folders) > 1 else ():
         if not Path(folder).is_dir():
-            raise UsageError(f"{folder} is no directory: of several paths, each is a directory on a disk of its own")
+            raise UsageError(f"{folder} is not a directory: of several paths, each is a directory on a disk of its own")
     if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise UsageError(f"of the paths {', '.join(folders)} two are one directory: give each once")
     return folders

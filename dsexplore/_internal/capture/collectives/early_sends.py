@@ -48,7 +48,7 @@ class EarlySends:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> set[ReferenceType[torch.UntypedStorage]]:
-    """Return the memory of tensors; of a DTensor, that of its local one."""
+    """Return the memory of tensors; of a DTensor, its local tensor's."""
     storages = set()
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -35,9 +35,9 @@ class Origin(NamedTuple):
 
     phase: Phase
     trigger: ModuleEntry | None
-    """The module that was running; in backward the one whose forward made the running autograd node."""
+    """The module that was running; in backward, the module that made the running autograd node in forward."""
     owner: ModuleEntry | None
-    """The module whose parameters move; the trigger where nothing else is known."""
+    """The module that owns the moved parameters; the trigger if none do."""
     sources: Sources
     """The user's lines."""
     cause: str = ""

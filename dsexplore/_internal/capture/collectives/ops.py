@@ -1,4 +1,4 @@
-"""Every communication op of torch's dispatcher: which collective it is, what it moves, where its group stands.
+"""Every communication op of torch's dispatcher: its collective, its message, and the argument with its group.
 
 An op of a communication namespace is either a `Communication` or has a reason in `NOT_COMMUNICATION`; a test
 checks this for the installed torch. `lookup` gives an unknown op a generic entry, so that none is dropped.
@@ -146,7 +146,7 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 
 
 def _product(args: Sequence[Any], _n: int, op: str) -> list[Message]:
-    """Return the message of a matmul whose result is scattered: the result's size, in the dtype of its first factor."""
+    """Return the message of a matmul with a scattered result: the result's size, in the dtype of its first factor."""
     left, right = args[0], args[1]
     return [_message(op, nbytes(left) // int(left.shape[-1]) * int(right.shape[-1]), left)]
 

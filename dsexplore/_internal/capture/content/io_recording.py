@@ -1,6 +1,6 @@
 """What a program reads, writes and waits for besides its collectives: transfers of `dsexplore.aio`, and its input.
 
-Each has the phase, the module and the line in which it began, read off the stack as those of collectives are.
+Each has the phase, module and line in which it began, read off the stack as for collectives.
 """
 
 from __future__ import annotations

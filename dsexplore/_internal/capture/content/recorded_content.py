@@ -148,7 +148,7 @@ def _mesh_of(groups: Sequence[Group]) -> str:
 
 
 def world_size_of(groups: Sequence[Group]) -> int:
-    """Return the size of the default group; without one that of the launcher, or of the largest group seen."""
+    """Return the size of the default group; without one, the launcher's world size or the largest group's."""
     if dist.is_initialized():
         return dist.get_world_size()
     return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])

@@ -52,7 +52,7 @@ class EventColumns:
         return common.hstack([*events, numbers, self._group_numbers()])[list(schema.EVENTS)]
 
     def _group_numbers(self) -> pl.Series:
-        """Return each collective's number among those of its group, from 0; null for messages and what was not sent."""
+        """Return the number of each collective in its group, from 0; null for messages and what was not sent."""
         codes: dict[str, int] = {}
         of_kinds = [
             codes.setdefault(group, len(codes)) if group and is_numbered(op) else -1

@@ -1,4 +1,4 @@
-"""`Held`: one storage whose bytes are counted."""
+"""`Held`: one counted storage."""
 
 from __future__ import annotations
 

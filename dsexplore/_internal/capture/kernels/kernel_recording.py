@@ -281,7 +281,7 @@ class KernelRecording:
         self.memory.end_segment()
 
     def _where(self) -> tuple[Phase, ModuleEntry | None]:
-        """Return the phase and the running module; in backward the module whose forward made the running node."""
+        """Return the phase and the running module; in backward, the module that made the running node in forward."""
         is_backward = current_graph_task() != -1
         open_calls = self.modules.own.calls.open
         if not is_backward:

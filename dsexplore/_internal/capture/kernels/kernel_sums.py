@@ -55,7 +55,7 @@ class FusedKernel:
         """End the kernel.
 
         Args:
-            needed: numbers of the storages that the next op, which is no part of it, reads.
+            needed: numbers of the storages that the next op, which is not part of it, reads.
         """
         if self._sums is not None:
             written = {key: size for key, size in self._inside.items() if key in needed} or self._latest

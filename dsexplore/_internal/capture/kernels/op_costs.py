@@ -69,7 +69,7 @@ class AtenOp(NamedTuple):
     name: str
     """Without namespace and overload, ``"mm"``."""
     parameters: tuple[Any, ...] = ()
-    """As its schema describes them, each with a name, a default value and what is said of its memory."""
+    """As its schema describes them: name, default value and alias annotations of each."""
     writes: bool = False
     """True if it writes into an argument."""
 
@@ -259,7 +259,7 @@ def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
 
 
 def _multiplied(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the two tensors that a product multiplies, without scales and what is added."""
+    """Return the two tensors that a product multiplies, without scales and addends."""
     left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
     return left, right
 

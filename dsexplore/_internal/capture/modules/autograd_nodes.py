@@ -69,7 +69,7 @@ class Inputs:
         self._last_seen: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
 
     def number_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return the number of a call's first argument; 0 if it is no tensor."""
+        """Return the number of a call's first argument; 0 if it is not a tensor."""
         tensor = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(tensor, torch.Tensor):
             return 0
@@ -109,7 +109,7 @@ class ThreadCalls:
         self.without_gradients = False
         """True if gradients were off when the outermost call in progress, or the latest one, began."""
         self.is_warm_up = False
-        """True if that call is of a pipeline, whose stages run once to learn shapes."""
+        """True if a pipeline made that call to learn the shapes of a stage."""
         self.next_node = 0
         """The number of the next autograd node when that call began, or ended: FSDP1 makes some in any forward."""
         self.with_gradients = 0

@@ -108,7 +108,7 @@ class Modules:
         return calls.call_of(node_number(node))
 
     def assign_last_node(self, call: ModuleCall) -> None:
-        """Assign the newest autograd node to a call whose start was not observed."""
+        """Assign the newest autograd node to a call that began unobserved."""
         thread_calls = self.own.calls
         if call.module is not None and thread_calls.current is not call.module:
             thread_calls.assign_last_node(call)
@@ -227,7 +227,7 @@ class Modules:
                 yield part, module
 
     def running(self) -> ModuleEntry | None:
-        """Return the module whose forward runs in this thread; in backward that whose forward made the running node."""
+        """Return the module that runs in this thread; in backward, the module that made the running node in forward."""
         current = self.own.calls.current
         if current is not None or current_graph_task() == -1:
             return current

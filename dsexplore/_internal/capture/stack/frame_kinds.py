@@ -34,7 +34,7 @@ USER: Final = 100  # the program, and packages that it uses
 USER_HOOK: Final = 101  # a function of the program with a parameter "bucket", as DDP calls its hooks
 USER_SAVES: Final = 102  # a function of the program, or of a package, that is called as those are that save and load
 OF_CALLER: Final = (USER, USER_HOOK, USER_SAVES)
-"""Code that calls torch: the user's own and that of packages such as transformers, which `user_code` tells apart."""
+"""Code that calls torch: the user's, or a package's such as transformers; `user_code` tells them apart."""
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"  # a program that has not imported it has no pipeline
 _SAVES = {

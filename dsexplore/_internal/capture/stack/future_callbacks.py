@@ -80,7 +80,7 @@ PATCHES: tuple[Entry, ...] = tuple(
 
 
 def with_callback(origin: Origin, depth: int) -> Origin:
-    """Complete the origin of what a callback issues in a backend's thread by that of the callback.
+    """Complete the origin of what a callback issues in a backend's thread by the callback's own origin.
 
     Args:
         origin: that the stack shows.

@@ -41,7 +41,7 @@ class Origins:
         self._redistributes: dict[Redistribute, Redistribute] = {}
         self._sources: dict[tuple[int, ...], Sources] = {}
         self._waiting: list[Issued] = []
-        """The collectives whose origins are not shared yet."""
+        """The collectives with an origin that is not shared yet."""
 
     def of(self, reading: StackReading, stage: nn.Module | None = None, shape: Sequence[int] = ()) -> Origin:
         """Return the part of a stack reading that a recording keeps.
@@ -157,7 +157,7 @@ class Origins:
         self._sources.clear()
 
     def _called_unobserved(self, reading: StackReading) -> ModuleEntry | None:
-        """Return the called module whose call was not observed: compiled, or begun before the recording."""
+        """Return the module of an unobserved call: compiled, or begun before the recording."""
         module = reading.module
         if module is None:
             return None

@@ -117,7 +117,7 @@ def _receiver(stages: Iterable[Any], tensor: torch.Tensor | None) -> tuple[nn.Mo
 
 
 def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Module | None, Phase]:
-    """Return the module of the stage whose result is sent, and the phase of the schedule's current action."""
+    """Return the module of the sending stage, and the phase of the schedule's current action."""
     for names in frames:
         action = names.get("action")
         if action is not None:
@@ -131,7 +131,7 @@ def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Mod
 
 
 def _storage(tensor: torch.Tensor | None) -> int | None:
-    """Return the id of a tensor's storage; for a DTensor that of its local tensor."""
+    """Return the id of the storage of a tensor, or of a DTensor's local tensor."""
     local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
     return storage_number(local.untyped_storage()) if local is not None else None
 

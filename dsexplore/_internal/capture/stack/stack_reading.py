@@ -60,7 +60,7 @@ class StackReading:
     sources: Sources = ()
     """The user's lines, innermost first."""
     owner: nn.Module | None = None
-    """The module whose parameters FSDP moves, or DDP at its start-up."""
+    """The module with the parameters that FSDP moves, or DDP at start-up."""
     reduced: nn.Module | None = None
     """The module whose flat parameter's gradient FSDP1 reduces."""
     hooked: nn.Module | None = None
@@ -83,7 +83,7 @@ class StackReading:
     is_object: bool = False
     """True if it is part of a collective of pickled objects."""
     is_blocking: bool = False
-    """True if ``send`` or ``recv`` was called, which wait; their op is that of ``isend`` and ``irecv``."""
+    """True if ``send`` or ``recv`` was called, which wait; ``isend`` and ``irecv`` call the same op."""
     is_complete: bool = False
     """True if frames further out have nothing to add."""
 

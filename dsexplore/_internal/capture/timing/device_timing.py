@@ -126,7 +126,7 @@ class CudaAnchor:
 
 
 class DeviceBatches:
-    """Ends of collectives that are launched together, as NCCL launches those of ``batch_isend_irecv``.
+    """Ends of collectives that are launched together, as NCCL does for ``batch_isend_irecv``.
 
     They share one work, which has no future. When the program waits for it, the current stream waits. The end of a
     batch is recorded after that wait, so it is late if the stream was still busy.

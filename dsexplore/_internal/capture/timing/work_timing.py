@@ -96,7 +96,7 @@ def end_at_completion(event: Timed, work: Any, clock: Clock) -> None:
 
 
 def _end(event: Timed, future: Any, clock: Clock) -> None:
-    """Fill in the end of an event whose future is done, or how it failed."""
+    """Fill in the end of an event with a finished future, or how it failed."""
     now = clock()
     try:
         future.value()

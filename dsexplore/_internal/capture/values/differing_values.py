@@ -50,7 +50,7 @@ _REPLACING = {"copy_", "zero_", "fill_"}
 
 @dataclass(frozen=True)
 class Differing:
-    """One tensor whose values differ between ranks that should hold the same."""
+    """One tensor that differs between ranks that should hold equal values."""
 
     kind: Kind
     phase: str
@@ -77,7 +77,7 @@ class DifferingValues:
         self._groups.clear()
 
     def of(self, tensor: Tensor) -> Differs:
-        """Return the groups among whose ranks a tensor may differ."""
+        """Return the groups with ranks that may hold different values of a tensor."""
         reference, differs = self._differs.get(id(tensor), (None, NOWHERE))
         return differs if reference is not None and reference() is tensor else NOWHERE
 
@@ -186,14 +186,14 @@ class DifferingValues:
                 self._say(Differing(kind, "optimizer", *holding, self._axes.get(group, ""), step), id(parameter), group)
 
     def _held_apart(self, tensor: Tensor) -> Differs:
-        """Return the groups among whose ranks a DTensor is sharded or Partial."""
+        """Return the groups over which a DTensor is sharded or Partial."""
         if not isinstance(tensor, DTensor):
             return NOWHERE
         groups = zip(tensor.placements, self._mesh_groups(tensor.device_mesh), strict=True)
         return frozenset(group for placement, group in groups if not placement.is_replicate())
 
     def _ran_on_lists(self, op: AtenOp, given: Sequence[Any], result: Any) -> None:
-        """Follow the values through an op on lists of tensors, whose elements do not mix."""
+        """Follow the values through an op on lists of tensors, element by element."""
         lists = [value for value in given if isinstance(value, (list, tuple)) and value]
         count = len(lists[0]) if lists else 0
         elementwise = [tensors for tensors in lists if len(tensors) == count]

@@ -81,7 +81,7 @@ def _load(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str,
             f"config {str(path)!r} cannot be read: {error.strerror}; give a dict or a JSON file"
         ) from error
     except ValueError as error:
-        raise UsageError(f"config {str(path)!r} is no JSON: {error}") from error
+        raise UsageError(f"config {str(path)!r} is not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise UsageError(f"config {str(path)!r} holds a {type(loaded).__name__}: its outermost value must be an object")
     return loaded

@@ -185,7 +185,7 @@ class CommSweep(SavedJson, Result):
         for at, point in enumerate(points):
             if point.op not in OPS:
                 raise UsageError(
-                    f"{name} has points[{at}].op = {point.op!r}, which is no collective: known are {', '.join(OPS)}"
+                    f"{name} has points[{at}].op = {point.op!r}, which is not a collective: known are {', '.join(OPS)}"
                 )
             if not point.rounds or not all((*point.rounds, *point.quartiles)):
                 raise ValueError(f"points[{at}] has no time in its rounds or quartiles, or one of 0 s")

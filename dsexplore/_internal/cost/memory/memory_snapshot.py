@@ -77,7 +77,7 @@ def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None
         device: index of the GPU; None for the one with most memory.
 
     Raises:
-        UsageError: it cannot be read, is no snapshot, names a class or a function, or has no such GPU.
+        UsageError: it cannot be read, is not a snapshot, names a class or a function, or has no such GPU.
 
     Examples:
         >>> import pickle
@@ -94,14 +94,14 @@ def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None
     except OSError as error:
         raise UsageError(f"the snapshot {path} cannot be read: {error}") from None
     except Exception as error:  # whatever a damaged pickle makes the unpickler raise
-        raise UsageError(f"{path} is no snapshot of torch's allocator: {error}") from None
+        raise UsageError(f"{path} is not a snapshot of torch's allocator: {error}") from None
     try:
         return _peak(content, device)
     except UsageError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise UsageError(
-            f"{path} is no snapshot of torch's allocator, as it lacks {error}: write it with "
+            f"{path} is not a snapshot of torch's allocator, as it lacks {error}: write it with "
             "torch.cuda.memory._dump_snapshot"
         ) from None
 

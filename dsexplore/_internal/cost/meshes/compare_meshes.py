@@ -133,7 +133,7 @@ def compare_meshes(
     """
     machine = as_cluster(hardware)
     if not isinstance(world_size, int) or world_size < 1:
-        raise UsageError(f"world_size={world_size!r} is no number of ranks: give 1 or more")
+        raise UsageError(f"world_size={world_size!r} is not a number of ranks: give 1 or more")
     if not axes or len(set(axes)) < len(axes):
         raise UsageError(f"axes={tuple(axes)!r}: name one axis or more, each once")
     combined = _combined(choices or {})

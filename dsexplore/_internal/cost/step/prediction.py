@@ -149,7 +149,7 @@ class Prediction(Result):
             UsageError: less than one step.
         """
         if steps < 1:
-            raise UsageError(f"steps={steps!r} is no number of steps: give 1 or more")
+            raise UsageError(f"steps={steps!r} is not a number of steps: give 1 or more")
         return expense_of(self.step * steps, self.tables.info.world_size, self.cluster)
 
     def _range_of(self, value: Callable[[Estimate], float]) -> Range:

@@ -156,7 +156,7 @@ class Options:
     def __post_init__(self) -> None:
         nodes, kinds = self.ranks_per_node, get_args(Attention)
         if nodes is not None and (not isinstance(nodes, int) or nodes < 1):
-            raise UsageError(f"ranks_per_node={nodes!r} is no number of ranks: give 1 or more")
+            raise UsageError(f"ranks_per_node={nodes!r} is not a number of ranks: give 1 or more")
         if self.attention not in kinds:
             raise UsageError(f"attention={self.attention!r} is not known: name one of {', '.join(map(repr, kinds))}")
         if not 1 <= self.expert_imbalance < float("inf"):

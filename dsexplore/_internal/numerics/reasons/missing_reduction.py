@@ -32,7 +32,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def factor_of_sum(parts: Sequence[Part], axes: Collection[str], entry: Compared) -> float | None:
-    """Return how many times the reference the sum of replicas over these axes is; None where it is no multiple."""
+    """Return how many times the reference the sum of replicas over these axes is; None where it is not a multiple."""
     factors = [_factor(summed, entry) for group in replicas(parts) for summed in _gathered(group, axes)]
     comparable = [factor for factor in factors if factor is not None]
     is_common = len(comparable) == len(factors) and all(is_close(factor, comparable[0]) for factor in comparable)

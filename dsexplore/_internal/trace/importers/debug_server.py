@@ -112,7 +112,7 @@ def _recorded(answer: tuple[str, str]) -> tuple[str, dict[str, Any] | None]:
         content = json.loads(text)
     except ValueError as error:
         return str(error), None
-    return ("", content) if isinstance(content, dict) else ("it is no dump", None)
+    return ("", content) if isinstance(content, dict) else ("it is not a dump", None)
 
 
 def _main_thread(text: str) -> str:

@@ -161,7 +161,7 @@ def read_dumps(files: Sequence[Path]) -> Dumps:
             content = read_content(file)
             if content is not None and not is_recorder_dump(content):
                 raise TraceFileError(
-                    f"{file} has no entries and no pg_config: it is no dump of torch's flight recorder"
+                    f"{file} has no entries and no pg_config: it is not a dump of torch's flight recorder"
                 )
             contents[file] = content
         except TraceFileError as error:

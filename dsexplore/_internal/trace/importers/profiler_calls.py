@@ -362,7 +362,7 @@ def is_a_call(call: ProfilerCall) -> bool:
 
 
 def listed(value: Any) -> tuple[int, ...] | None:
-    """Parse numbers from text such as ``"[0, 1]"``; None if it is cut, ``"[0, 1, ...]"``, or is no list."""
+    """Parse numbers from text such as ``"[0, 1]"``; None if it is cut, ``"[0, 1, ...]"``, or is not a list."""
     parsed = _literal(value) if isinstance(value, str) else value
     if not isinstance(parsed, (list, tuple)) or not all(isinstance(number, int) for number in parsed):
         return None

@@ -262,7 +262,7 @@ def _parsed_whole(file: Path) -> ProfilerFile:
     if isinstance(content, list):
         content = {"traceEvents": content}
     if not isinstance(content, dict) or content.get("traceEvents") is None:
-        raise TraceFileError(f"{file} has no traceEvents: it is no trace of torch's profiler")
+        raise TraceFileError(f"{file} has no traceEvents: it is not a trace of torch's profiler")
     every = [event for event in content["traceEvents"] if isinstance(event, dict)]
     events = [event for event in every if _is_kept(event)]
     computing = [event for event in every if is_kernel(str(event.get("cat", ""))) and not _is_kept(event)]
@@ -313,7 +313,7 @@ def _complete(file: Path, events: Iterable[Event]) -> Iterator[Event]:
             continue
         for name in ("name", "ts", "dur"):
             if event.get(name, "" if name == "dur" else None) is None:
-                raise TraceFileError(f"{file} has an event without {name}: it is no trace of torch's profiler")
+                raise TraceFileError(f"{file} has an event without {name}: it is not a trace of torch's profiler")
         yield event
 
 

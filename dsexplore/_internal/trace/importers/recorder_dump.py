@@ -39,7 +39,7 @@ from dsexplore._internal.units import format_count
 
 _MOST_NAMED = 4
 _SPARSE = 1_000
-"""How many numbers a record may omit, on average, before they are no numbers of calls."""
+"""How many numbers a record may omit, on average, before they are not numbers of calls."""
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
             is_of_active=is_of_active(entries),
         )
     except MissingField as missing:
-        raise TraceFileError(f"{file} has no {missing}: it is no whole dump of torch's flight recorder") from None
+        raise TraceFileError(f"{file} has no {missing}: it is not a whole dump of torch's flight recorder") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
         reason = str(error).partition("\n")[0][:200]
-        raise TraceFileError(f"{file} is no dump of torch's flight recorder ({reason}): dump it again") from error
+        raise TraceFileError(f"{file} is not a dump of torch's flight recorder ({reason}): dump it again") from error
 
 
 _FIELDS = {"version": (str,), "pg_config": (Mapping,), "pg_status": (Mapping,), "entries": (list, tuple)}
@@ -222,7 +222,7 @@ def numbers(ranks: Any) -> tuple[int, ...]:
     """Return ranks from a list, or from text such as ``"[0, 1]"``.
 
     Raises:
-        TypeError, ValueError: one is no number, or no rank that a job has.
+        TypeError, ValueError: one is not a number, or no rank that a job has.
     """
     named = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks or ()
     return checked_ranks(int(rank) for rank in named)

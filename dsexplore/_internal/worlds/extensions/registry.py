@@ -61,10 +61,10 @@ def register_extension(name: str, factory: Callable[[], Names]) -> None:
         >>> register_extension("fast_kernels", fast_kernels)  # from fast_kernels.ops import fused_bias_gelu
     """
     if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError(f"name={name!r} is no name of a package: give it as it is imported, like 'flash_attn'")
+        raise UsageError(f"name={name!r} is not a name of a package: give it as it is imported, like 'flash_attn'")
     if not callable(factory):
         raise UsageError(
-            f"factory={factory!r} is no function: give one that returns what {name} holds, by name, like "
+            f"factory={factory!r} is not a function: give one that returns what {name} holds, by name, like "
             "lambda: {'ops.gelu': torch.nn.functional.gelu}"
         )
     _factories[name] = (*_factories.get(name, ()), factory)

@@ -117,7 +117,7 @@ class Travel:
         return chosen
 
     def without_sent(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chosen names whose values have changed since they were sent."""
+        """Return the chosen names with values that have changed since they were sent."""
         digests = {name: hashlib.sha256(pack_names({name: value})).digest() for name, value in chosen.items()}
         fresh = {name: value for name, value in chosen.items() if self._sent.get(name) != digests[name]}
         self._sent.update((name, digests[name]) for name in fresh)

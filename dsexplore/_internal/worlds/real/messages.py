@@ -1,6 +1,6 @@
 """Messages over sockets between the launcher of local ranks, the server they are forked from, and the ranks.
 
-Each message is a pickled object behind its length; a message to the server may bring descriptors of open files.
+Each message is a pickled object, preceded by its length; a message to the server may bring descriptors of open files.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dsexplore._internal.user_code import is_user_module
 
 
 def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespace: Mapping[str, Any] | None) -> bytes:
-    """Pickle the program of a `RankJob`; the user's functions by value, those of installed packages by name.
+    """Pickle the program of a `RankJob`: the user's functions by value, installed packages' by name.
 
     Raises:
         UsageError: the program cannot be pickled, or needs cloudpickle, which is not installed.
@@ -57,7 +57,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _inner(program: Any) -> Any:
-    """Return the function inside of a ``functools.partial``; None for what is no function."""
+    """Return the function inside of a ``functools.partial``; None for what is not a function."""
     if isinstance(program, partial):
         return _inner(program.func)
     return program if isinstance(program, FunctionType) else None

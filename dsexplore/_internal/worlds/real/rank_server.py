@@ -114,7 +114,7 @@ def end_children() -> None:
 
 
 def count_threads() -> int:
-    """Return the number of threads of this process, including those of libraries."""
+    """Return the number of threads of this process, including libraries'."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names are all that is counted
 
 

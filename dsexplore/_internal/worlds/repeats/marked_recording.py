@@ -48,7 +48,7 @@ class MarkedRecording:
     containers: list[Sequence[nn.Module]] = field(default_factory=list)
     """Layers of each container that repeat each other, as far as is known before they are called."""
     not_repeating: set[int] = field(default_factory=set)
-    """Indices of containers whose calls have shown that layers differ: all of these are run."""
+    """Indices of containers with layers that were seen to differ: all layers of these are run."""
     microbatches: list[tuple[int, int]] = field(default_factory=list)
     """For each step of a schedule, how many microbatches ran, and how many there are."""
     marks: list[_Mark] = field(default_factory=list)

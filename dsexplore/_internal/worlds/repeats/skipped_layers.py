@@ -239,7 +239,7 @@ class SkippedLayers:
         return result
 
     def _compare(self, place: _Place, signature: _Signature | None) -> None:
-        """Compare a layer's call with that of the container's second layer; a signature of None is like no other."""
+        """Compare a layer's call with the call of the container's second layer; a signature of None equals no other."""
         container, index = place
         container.unchecked.discard(index)
         if signature is not None and index == FIRST - 1:
@@ -261,7 +261,7 @@ class SkippedLayers:
         return random.getstate(), bytes(key), position, mode.inventor.reads if mode is not None else 0
 
     def _fill_gradients(self) -> None:
-        """Set gradients of skipped layers' parameters, with the memory layout of those of a layer that ran."""
+        """Set gradients of skipped layers' parameters, with the memory layout that a layer which ran has."""
         pairs = [
             (container.layers[index], container.layers[FIRST - 1])
             for container in self._containers
@@ -279,7 +279,7 @@ def _reshard(layer: nn.Module) -> None:
 
 
 def _fill_from(layer: nn.Module, source: nn.Module) -> Iterable[torch.Tensor]:
-    """Set missing gradients, modeled on those of another layer; return a plain tensor for each storage."""
+    """Set missing gradients like another layer's; return a plain tensor for each storage."""
     made: dict[int, torch.Tensor] = {}
     for parameter, model in zip(layer.parameters(), source.parameters(), strict=True):
         gradient = model.grad

@@ -45,7 +45,7 @@ def options_as_variables(words: Sequence[str]) -> dict[str, str]:
     """Return the environment variables that accelerate sets for a launch; none where it is not installed.
 
     Args:
-        words: options, program and arguments, as they stand behind ``accelerate launch``.
+        words: options, program and arguments, as given to ``accelerate launch``.
 
     Raises:
         UsageError: accelerate refuses the options.

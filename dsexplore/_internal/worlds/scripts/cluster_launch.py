@@ -22,7 +22,7 @@ from dsexplore._internal.worlds.remarks import Remarks
 _NAMES = ("--local_rank", "--local-rank")
 _ENVIRONMENT = type(os.environ)
 _READERS = {reader.__code__.co_filename for reader in (os.getenv, Mapping.get, Mapping.__contains__)}
-"""The files of what stands between a program and its environment."""
+"""Files of launchers between a program and its environment."""
 
 
 def cluster_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:

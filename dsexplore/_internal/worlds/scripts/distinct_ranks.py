@@ -31,7 +31,7 @@ from dsexplore._internal.worlds.scripts.rank_conditions import RankTest
 from dsexplore._internal.worlds.scripts.shard_shapes import ShardedShape, ranks_by_shapes
 
 MOST_STAGES = 64
-"""Longest pipeline axis of which all stages are played; a longer one is searched like other axes."""
+"""Longest pipeline axis on which all stages are played; a longer one is searched like other axes."""
 MOST_PLAYED = 1024
 """Largest number of ranks to play."""
 
@@ -187,7 +187,7 @@ class Search:
         return ends
 
     def _keys_by_axes(self) -> Numbers:
-        """Return a key per rank, equal for ranks whose coordinates make no difference."""
+        """Return a key per rank, equal for ranks with coordinates that make no difference."""
         self._find_changes()
         keys: Numbers = np.zeros(self.world_size, dtype=np.int64)
         self._matter: list[Axis] = []
@@ -207,7 +207,7 @@ class Search:
             self._play_along(self._rank_at(axis, (low + high) // 2) for axis, (low, high) in gaps)
 
     def _play_along(self, ranks: Iterable[int]) -> None:
-        """Play ranks whose differences are due to axes alone."""
+        """Play the ranks that differ because of axes alone."""
         wanted = list(ranks)
         self._along.update(wanted)
         self._play(wanted)

@@ -49,7 +49,7 @@ class _Launcher:
     """Processes that it starts on a node if nothing says how many; None for one per GPU."""
     is_accelerate: bool = False
     runs_commands: bool = False
-    """True if any command stands behind its options: ``python train.py``, or a launcher."""
+    """True if a command may follow its options: ``python train.py``, or a launcher."""
 
 
 _TORCHRUN = _Launcher(
@@ -185,14 +185,14 @@ def _behind_python(words: Sequence[str]) -> Launched:
     is_module = bool(rest) and rest[0] == "-m"
     rest = rest[is_module:]
     if not rest:
-        raise UsageError(f"{' '.join(words)} runs no program: give a script or -m module behind it")
+        raise UsageError(f"{' '.join(words)} runs no program: give a script or -m module after it")
     return read_launch_line(rest, is_module=is_module)
 
 
 def _behind_launcher(name: str, launcher: _Launcher, words: Sequence[str]) -> Launched:
     given, rest, is_module = _read_options(name, launcher, words)
     if not rest:
-        raise UsageError(f"{name} launches no program: give a script, or -m module, behind its options")
+        raise UsageError(f"{name} launches no program: give a script, or -m module, after its options")
     variables: dict[str, str] = {}
     if launcher.is_accelerate:
         given = {**config_options(given.get("--config-file")), **given}

@@ -99,7 +99,7 @@ def play(
         program: what to run.
         setting: its world.
         look: called with the trace when the program has ended, while its ``__main__`` and its world are still there.
-        stages: what is known of the shapes of earlier pipeline stages; nothing unless given.
+        stages: known shapes of earlier pipeline stages; none by default.
         objects: what other ranks that are played send; unless given, ranks whose objects are needed are played.
 
     Raises:

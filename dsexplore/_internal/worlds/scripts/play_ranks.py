@@ -131,7 +131,7 @@ class Players:
 
         Args:
             ranks: to play.
-            work: whose progress is shown.
+            work: the work to show progress of.
             then: called with each rank that has ended, while others are played.
         """
         before = len(self.ends)

@@ -79,7 +79,7 @@ def _code_of(spec: ModuleSpec) -> CodeType:
 
 
 def _find(name: str) -> ModuleSpec:
-    """Return the spec of a runnable module; for a package that of its ``__main__``."""
+    """Return the spec of a runnable module; for a package, its ``__main__``'s."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -122,7 +122,7 @@ def as_main(program: Program) -> Iterator[Callable[[], None]]:
 
 
 def without_our_frames(error: BaseException, seen: set[int] | None = None) -> None:
-    """Drop the frames that are ours from an error's traceback, and from those of the errors that it follows."""
+    """Drop our frames from the tracebacks of an error and of the errors that it follows."""
     seen = set() if seen is None else seen
     if id(error) in seen:
         return

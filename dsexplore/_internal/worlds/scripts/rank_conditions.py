@@ -83,7 +83,7 @@ def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTe
 
 
 def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str]:
-    """Return a note for each ``if rank == 1:`` of a script whose rank is not the one that is played.
+    """Return a note for each ``if rank == 1:`` of a script that names another rank than the played one.
 
     Code for rank 0 is skipped: it is mostly logging.
     """

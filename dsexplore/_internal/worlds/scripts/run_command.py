@@ -93,7 +93,7 @@ def _take_numbers(options: argparse.Namespace, launched: Launched) -> None:
 
 
 def _world_size(options: argparse.Namespace) -> int | None:
-    """Return the number of ranks from those of world size, mesh, nodes and ranks per node that are given."""
+    """Return the number of ranks, from whichever of world size, mesh, nodes and ranks per node is given."""
     size: int | None = options.world_size
     per_node = options.ranks_per_node
     if size is None and options.mesh is None and per_node is not None:
@@ -136,7 +136,7 @@ def _show(end: ScriptEnd, *, alone: bool) -> None:
 
 
 def _number(status: Any) -> int:
-    """Return the exit status of a process whose script ended with `status`: 1 if that is not an integer."""
+    """Return the exit status of a process after its script ended with `status`: 1 if that is not an integer."""
     return status if isinstance(status, int) else 1
 
 

@@ -57,7 +57,7 @@ class EarlierStages:
         return StageShapes(self.ask, self.record)
 
     def ask(self, stage: Any, source: int) -> Any:
-        """Return the output shapes of stage `source`, after inferring those of all stages before it."""
+        """Return the output shapes of stage `source`, inferring all stages before it first."""
         with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
             for index in range(source + 1):
                 if index not in self.messages:
