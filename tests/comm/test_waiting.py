@@ -188,7 +188,7 @@ def test_a_call_that_stays_in_a_long_log_as_it_runs_is_matched_with_no_later_one
     log = dist.CommsLogger({"comms_logger": {"enabled": True}}, epoch=0, most=1)
 
     def durations() -> list[tuple[int, float]]:
-        sent = sent_calls(numbered(log._in_place(), log._dropped.numbered), 0)
+        sent = sent_calls(numbered(log._comparable_records(), log._dropped.numbered), 0)
         return list(zip(sent.number.tolist(), ((sent.end - sent.start) / 1e9).tolist(), strict=True))
 
     log.append("all_reduce", "all_reduce", 9.0, 64, group_size=2)
