@@ -8,6 +8,7 @@ several were, the rounds in which they can run (`waiting_order`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import polars as pl
@@ -117,7 +118,7 @@ class Timeline(Result):
         """Return who is late, which time is exposed, what the longest chain is, or which lane sends most."""
         return self.conclusion or self.drawn.verdict()
 
-    @property
+    @cached_property
     def drawn(self) -> DrawnSpans:
         """Fields from which the verdict is made."""
         return DrawnSpans(self.tables, self.spans, self.lanes, self.order, self.sizes)

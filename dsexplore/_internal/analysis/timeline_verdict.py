@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import polars as pl
 
 from dsexplore._internal.analysis.headline import Headline
 from dsexplore._internal.analysis.io_waits import io_sentence
-from dsexplore._internal.analysis.skew import Skew, skew
+from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.trace.schema import PHASES
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.units import format_bytes, format_count, format_share
@@ -39,8 +40,12 @@ class DrawnSpans:
         """Return the skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
         if self.order != "measured" or len(self.lanes) < 2 or not is_rank(self.lanes[0]):
             return None
-        result = skew(self.tables)
-        return result if result.is_timed and not result.arrivals.is_empty() else None
+        return self.skew if self.skew.is_timed and not self.skew.arrivals.is_empty() else None
+
+    @cached_property
+    def skew(self) -> Skew:
+        """Skew of the trace."""
+        return Skew(self.tables)
 
     def _of_times(self) -> str:
         """Return who is late and how long the program blocks on disk and input; if neither, which time is exposed."""

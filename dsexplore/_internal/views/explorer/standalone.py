@@ -73,7 +73,7 @@ def standalone_page(headline: Headline, static: str, sizes: str = WIRE, predicti
     code = script(*EXPLORER_SCRIPTS, "standalone.js", render="null") + _START
     body = (
         f'<style>{EXPLORER_STYLE}</style><div id="dsx-explorer"></div>'
-        f'<details id="dsx-static" open><summary>The static view: text and tables</summary>{static}'
+        f'<details id="dsx-static" class="dsx" open><summary>The static view: text and tables</summary>{static}'
         f'</details><script type="text/plain" id="dsx-events">{base64.b64encode(data).decode()}</script>'
         f'<script type="module">{code}</script>'
     )

@@ -28,7 +28,7 @@ class TimelineState:
     """One timeline, drawn in one window.
 
     Args:
-        timeline: the timeline to draw.
+        timeline: the timeline to draw, and its conclusion; the explorer's has none, as its headline stands above.
         columns: number of columns into which spans are summed if there are many.
         most: maximal number of spans that are drawn individually.
         kind: (events,) a small number per event; events of equal number are usually shown or hidden together.
@@ -68,7 +68,7 @@ class TimelineState:
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
-            "verdict": html.plain(timeline.verdict(), 600),
+            "verdict": html.plain(timeline.conclusion, 600),
         }
 
     def prepare(self) -> None:

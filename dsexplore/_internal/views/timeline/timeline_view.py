@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore._internal.analysis.skew import Skew, skew
+from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.analysis.step_timeline import Timeline
 from dsexplore._internal.analysis.timeline_verdict import is_rank
 from dsexplore._internal.cost.step.predicted_timeline import stage_timeline
@@ -70,14 +70,10 @@ class TimelineView(View):
         """Timeline with its verdict as a text; that of the stages if it is a pipeline's."""
         return replace(self._timeline, conclusion=(self._stages or self._timeline).verdict())
 
-    @cached_property
+    @property
     def _who_waits(self) -> Skew | None:
         """Skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
         return self._timeline.drawn.who_waits()
-
-    @cached_property
-    def _skew(self) -> Skew:
-        return skew(self._timeline.tables)
 
     @cached_property
     def _stages(self) -> Timeline | None:
@@ -92,4 +88,4 @@ class TimelineView(View):
             TimelineExplorer,  # anywidget is loaded when asked for
         )
 
-        return TimelineExplorer(self._concluded, self._skew)
+        return TimelineExplorer(self._concluded, self._timeline.drawn.skew)
