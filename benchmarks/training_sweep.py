@@ -167,7 +167,7 @@ def main() -> None:
     print("", beside_goal("median error of steps", statistics.median(steps), len(steps), most=0.10), sep="\n")
     print(beside_goal(order, statistics.mean(orders), len(orders), least=0.85))
     print(beside_goal("ran and crashed told apart", statistics.mean(apart), len(apart), least=0.90))
-    print(beside_goal(full, statistics.mean(near or [float("nan")]), len(near), least=0.80))
+    print(beside_goal(full, statistics.mean(near), len(near), least=0.80) if near else f"{full}: none drawn")
     print(beside_goal("median error of memory", statistics.median(memories), len(memories), most=0.10))
 
 
