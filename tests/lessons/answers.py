@@ -194,7 +194,7 @@ def overlapped(model: Any, batch: Tensor, bucket_bytes: int) -> None:
 is_wrong("ddp", "naive", "every rank has seen another batch", backward)
 is_wrong("ddp", "overlapped", "when backward has ended", bucketed)
 is_wrong("ddp", "overlapped", "never waited for", lambda m, x, b: overlapped_as(m, x, b, waits=False))
-is_wrong("ddp", "overlapped", "stands still", lambda m, x, b: overlapped_as(m, x, b, is_async=False))
+is_wrong("ddp", "overlapped", "Backward waits for each", lambda m, x, b: overlapped_as(m, x, b, is_async=False))
 is_wrong("ddp", "overlapped", "fill from there", lambda m, x, b: overlapped_as(m, x, b, early=False))
 is_wrong("ddp", "flat", "torch.cat", naive)
 is_wrong("ddp", "bucketed", "close a bucket before", lambda m, x, b: flat(m, x))

@@ -259,9 +259,9 @@ def test_references(tmp_path: Path, missing_references: dict[str, str | None]) -
     [
         ({"size": "1MiB"}, "size 1 MiB is too small: at least 8 MiB"),
         ({"size": "much"}, "size 'much' is not a number"),
-        ({"seconds": 0}, "seconds 0 is no time"),
-        ({"seconds": float("nan")}, "seconds nan is no time"),
-        ({"seconds": "10"}, "seconds '10' is no time"),
+        ({"seconds": 0}, "seconds 0 is not a time to spend"),
+        ({"seconds": float("nan")}, "seconds nan is not a time to spend"),
+        ({"seconds": "10"}, "seconds '10' is not a time to spend"),
         ({"read_share": 1.5}, "read_share 1.5 is not a share"),
         ({"read_share": "half"}, "read_share 'half' is not a share"),
         ({"mode": "fast"}, "mode 'fast' is unknown"),
