@@ -244,6 +244,18 @@ def test_names_are_data(draw: Callable[..., TimelineExplorer], page: Any, trace_
     assert page.requests.foreign == []
 
 
+def test_a_long_name_in_the_key_is_as_wide_as_a_narrow_page(
+    draw: Callable[..., TimelineExplorer], page: Any, trace_of_names: Callable[..., Trace]
+) -> None:
+    page.set_viewport_size({"width": 320, "height": 600})
+    draw(trace_of_names(["a_long_name_" * 8, "b" * 300]))
+    ends = (
+        "[...document.querySelectorAll('.named')].map((each) => each.scrollWidth + each.getBoundingClientRect().left)"
+    )
+    assert max(page.evaluate(ends)) <= 320
+    assert "…" in page.inner_text(".keyed")
+
+
 PARTED = """
 () => [...document.querySelectorAll('.key')].filter((swatch) => {
   const name = document.createRange();

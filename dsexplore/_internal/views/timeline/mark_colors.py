@@ -27,7 +27,7 @@ class Color:
     @property
     def listed(self) -> list[str]:
         """Name, letter, color and color of the letter, as the browser takes them."""
-        return [self.name, self.letter, self.fill, self.ink]
+        return [html.plain(self.name, 36), self.letter, self.fill, self.ink]
 
 
 _GAPS = {WAITING: Color(WAITING, "–", theme.WAITING, "#000")}
