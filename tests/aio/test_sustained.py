@@ -17,7 +17,7 @@ from dsexplore._internal.aio.sustained_result import SustainedWrites
 from dsexplore._internal.cli import main
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.views.sweep.sustained_view import SustainedWritesView
+from dsexplore._internal.views.disk.disk_views import SustainedWritesView
 
 pytestmark = pytest.mark.usefixtures("open_files")
 

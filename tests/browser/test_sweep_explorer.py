@@ -1,6 +1,6 @@
 """The explorer of a sweep in a real JupyterLab: a point of a measured disk clicked, its block; every figure.
 
-Modules: ``views/sweep/sweep_explorer.py``.
+Modules: ``views/widgets/chart_explorer.py``.
 """
 
 from __future__ import annotations

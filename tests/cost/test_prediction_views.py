@@ -18,7 +18,7 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views import view_of
-from dsexplore._internal.views.cost.module_seconds import PARTS, module_seconds
+from dsexplore._internal.views.cost.prediction_tables import SECONDS, module_rows
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,9 @@ def test_text_and_page_say_that_they_are_predicted(prediction: Prediction, tmp_p
 
 
 def test_rows_hold_the_modules_inside_and_their_sums_are_the_step(prediction: Prediction) -> None:
-    rows = module_seconds(prediction)
+    rows = module_rows(prediction)
     frame = prediction.by_module()
-    for part in PARTS:
+    for part in SECONDS:
         outermost = sum(row.parts[part] for row in rows if row.depth == 0)
         assert outermost == pytest.approx(frame[part].sum())
     of_layers = next(row for row in rows if row.fold.label == "layers")
@@ -48,7 +48,7 @@ def test_rows_hold_the_modules_inside_and_their_sums_are_the_step(prediction: Pr
 
 def test_alike_layers_are_one_row_with_their_sum(traced_llama: Callable[..., Trace]) -> None:
     prediction = traced_llama("dp=2,tp=2", layers=4).predict()
-    rows = module_seconds(prediction)
+    rows = module_rows(prediction)
     folded = next(row for row in rows if len(row.fold.rows) > 1)
     frame = prediction.by_module()
     names = [f"Llama.layers.{number}" for number in range(4)]

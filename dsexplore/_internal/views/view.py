@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from dsexplore._internal.display import Result
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import of_cells, table
 
 
 class View:
@@ -111,7 +112,7 @@ class ResultView(PlottedView, Generic[R]):
         parts = [html.conclusion(self.what(), self.tag, self.result.verdict()), self.still(self.figure())]
         parts.append(html.sentences(self.sentences(), 400))
         if self.HEAD:
-            rows = [tuple(html.escape(cell) for cell in row) for row in self.rows()]
-            parts.append(html.table(self.HEAD, rows, left=self.LEFT))
-        parts += [f'<p class="dim">{html.prose(note, 400)}</p>' for note in self.notes()]
+            rows = ([html.escape(cell) for cell in row] for row in self.rows())
+            parts.append(table(of_cells(self.HEAD, self.LEFT), rows))
+        parts += [html.note(html.prose(note, 400)) for note in self.notes()]
         return html.fragment("".join(parts))

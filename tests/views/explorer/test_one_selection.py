@@ -131,7 +131,7 @@ class TestSearch:
     def test_it_offers_names_of_all_kinds_the_shortest_first(self, trace: Trace) -> None:
         explorer = trace.explore()
         send(explorer, type="complete", text="layers.3")
-        kinds = [(kind, name) for kind, _, name in explorer.widget.found]
+        kinds = [(kind, name) for kind, _, name in explorer.widget.hits]
         assert kinds[0] == ("module", "Net.layers.3")
         assert ("parameter", "Net.layers.3.up.weight") in kinds
         for text, first in (
@@ -140,9 +140,9 @@ class TestSearch:
             ("backw", ("phase", "backward")),
         ):
             send(explorer, type="complete", text=text)
-            assert tuple(explorer.widget.found[0][::2]) == first
+            assert tuple(explorer.widget.hits[0][::2]) == first
         send(explorer, type="complete", text="no such thing")
-        assert explorer.widget.found == []
+        assert explorer.widget.hits == []
 
     @pytest.mark.parametrize(
         ("text", "conditions"),

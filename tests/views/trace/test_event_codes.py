@@ -104,7 +104,7 @@ def test_columns_are_sums_over_each_subtree(trace: Trace) -> None:
         below = trace.events.filter(pl.col("owner").is_in(codes.tree.names[row : codes.tree.ends[row]]))
         assert sent.count[row] == below.height
         assert sent.bytes[row] == below["wire_bytes"].sum()
-        assert sent.own[row] == own["wire_bytes"].sum()
+        assert sent.alone[row] == own["wire_bytes"].sum()
         for axis, label in (("dp", "dp"), ("tp", "tp"), ("", "no mesh")):
             held = below.filter(axis=axis)["wire_bytes"].sum()
             assert sent.axes[codes.tree.axes.index(label), row] == held
@@ -156,7 +156,7 @@ def test_the_switch_changes_every_sum(trace: Trace) -> None:
     codes = EventCodes(trace.tables)
     for sizes, column in (("message", "message_bytes"), ("wire", "wire_bytes")):
         codes.use(sizes)
-        assert codes.columns(codes.total).own.sum() == trace.events[column].sum()
+        assert codes.columns(codes.total).alone.sum() == trace.events[column].sum()
         assert codes.places(codes.total).values.sum() == trace.events[column].sum()
         assert codes.largest_place == codes.places(codes.total).values.max()
         assert (
@@ -176,7 +176,7 @@ def test_start_up_is_apart(traces: ModuleType) -> None:
     tables = Tables(events=traces.frame("events", rows), modules=traces.frame("modules", [traces.module("Net")]))
     codes = EventCodes(tables)
     sent = codes.columns(codes.total)
-    assert (sent.count[0], sent.bytes[0], sent.own[0]) == (2, 13, 13)
+    assert (sent.count[0], sent.bytes[0], sent.alone[0]) == (2, 13, 13)
     assert dict(zip(codes.tree.axes, sent.axes[:, 0].tolist(), strict=True)) == {"tp": 10, "dp": 3}
     assert dict(zip(codes.facets["phase"].labels, sent.phases[:, 0].tolist(), strict=True)) == {
         "start-up": 1000,

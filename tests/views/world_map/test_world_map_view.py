@@ -105,7 +105,7 @@ def test_a_clicked_rank_is_the_selection(world: WorldMap) -> None:
     assert len(explorer.selection) == 2
     explorer.select(8)
     assert explorer.selection.events["axis"].to_list() == ["dp"]
-    explorer.axis.value = "tp"
+    explorer.controls["axis"].value = "tp"
     assert len(explorer.selection) == 0
     explorer.select(None)
     assert len(explorer.selection) == 2

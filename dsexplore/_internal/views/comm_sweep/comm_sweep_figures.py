@@ -27,14 +27,7 @@ def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
 
 
 def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequence[bool] = (False, True)) -> Any:
-    """Return a line per op by message size, with the range of the rounds; dashed for in-place calls.
-
-    Args:
-        sweep: what was measured.
-        kind: one of `KINDS`.
-        ops: the ops to draw.
-        places: whether calls out of place, in place or both are drawn.
-    """
+    """Return a line per op by message size; ``places``: whether in place, which is dashed, or out of place."""
     import plotly.graph_objects as go
 
     figure = go.Figure()

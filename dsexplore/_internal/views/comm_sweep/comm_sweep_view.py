@@ -8,8 +8,9 @@ from dsexplore._internal.comm.sweeps.sweep_result import CommSweep
 from dsexplore._internal.cost.collectives.calibrate import Calibration
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_seconds
-from dsexplore._internal.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, sweep_figure
+from dsexplore._internal.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, point_text, sweep_figure
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.view import PlottedView
 
@@ -44,7 +45,7 @@ class CommSweepView(PlottedView):
             html.details(op, f'<pre class="rows" tabindex="0">{html.escape(self._sweep.to_nccl_tests(op), 0)}</pre>')
             for op in self._sweep.ops
         ]
-        body += [f'<p class="dim">{html.escape(line, 300)}</p>' for line in remarks]
+        body.append(html.notes(remarks, 300))
         return html.fragment("".join(body), STYLE)
 
     def figure(self, kind: str = "busbw", ops: list[str] | None = None) -> Any:
@@ -62,10 +63,36 @@ class CommSweepView(PlottedView):
         return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
 
     def explore(self) -> Any:
-        """Return a choice of ops and quantity, the figure, and the point last clicked."""
-        from dsexplore._internal.views.comm_sweep.comm_sweep_explorer import explorer
+        """Return a choice of ops and quantity, and the figure; ``.selection`` is the `SweepPoint` last clicked."""
+        import ipywidgets
 
-        return explorer(self._sweep, self)
+        from dsexplore._internal.views.widgets.chart_explorer import ChartExplorer
+
+        sweep = self._sweep
+        by_text = {point_text(sweep, point): point for point in sweep.points}
+        clicked = ipywidgets.HTML("A click on a point shows it here.")
+
+        def draw(kind: str, ops: tuple[str, ...]) -> tuple[Any, str]:
+            chosen = list(ops) or sweep.ops
+            return sweep_figure(sweep, kind, chosen), f"{kind} of {', '.join(chosen)}"
+
+        def select(text: Any) -> None:
+            if text in by_text:
+                explorer.selection, clicked.value = by_text[text], html.escape(text, 300)
+
+        several = ipywidgets.SelectMultiple(options=sweep.ops, value=tuple(sweep.ops), rows=min(9, len(sweep.ops)))
+        controls = {"kind": ipywidgets.Dropdown(options=list(KINDS), description="shows"), "ops": several}
+        explorer = ChartExplorer(self, draw, select, controls, [clicked])
+        return explorer
+
+
+_COMPARED = (
+    text("message", lambda row: format_bytes(row["message_bytes"])),
+    Column("measured", lambda row: format_seconds(row["measured"])),
+    Column("predicted", lambda row: format_seconds(row["predicted"])),
+    Column("factor", lambda row: f"{row['factor']:.2f}"),
+)
+"""Columns of a table of `Calibration.to_frame`."""
 
 
 class CalibrationView(PlottedView):
@@ -88,11 +115,7 @@ class CalibrationView(PlottedView):
         verdict, *lines = self._calibration.lines()
         body = [html.conclusion(self._what(), "measured", verdict), html.sentences(lines)]
         for (op,), points in self._calibration.to_frame().partition_by("op", as_dict=True, maintain_order=True).items():
-            rows = [
-                (format_bytes(size), format_seconds(measured), format_seconds(predicted), f"{factor:.2f}")
-                for _, size, measured, predicted, factor in points.iter_rows()
-            ]
-            body.append(html.details(op, html.table(("message", "measured", "predicted", "factor"), rows)))
+            body.append(html.details(op, table(_COMPARED, points.iter_rows(named=True))))
         return html.fragment("".join(body), STYLE)
 
     def figure(self, op: str | None = None) -> Any:

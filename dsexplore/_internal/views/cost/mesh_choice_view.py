@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
+from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.units import format_bytes, format_seconds, unit_of_seconds
 from dsexplore._internal.views.cost.prediction_tables import PARTS, STYLE, bar, parts_key
 from dsexplore._internal.views.cost.prediction_view import PredictionView
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
+from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.page.theme import ALARM, GREY, SHADE
 from dsexplore._internal.views.view import PlottedView
 
-HEAD = ("mesh", "", "step", "low to high", "widest part", "compute", "exposed", "idle", "memory")
 _MOST_ROWS = 200
 _MOST_OPEN = 8
 """Maximal number of dropped meshes that are listed at once."""
@@ -49,64 +51,31 @@ class MeshComparisonView(PlottedView):
         comparison = self._comparison
         predictions = [candidate.prediction for candidate in comparison.ranking]
         slowest = max((prediction.step.expected for prediction in predictions if prediction is not None), default=0.0)
-        rows = [_row(candidate, slowest) for candidate in comparison.ranking[:_MOST_ROWS]]
-        out = [
-            (html.name(candidate.mesh), html.escape(candidate.dropped, 300))
-            for candidate in comparison.candidates
-            if candidate.dropped
-        ]
+        ranked = comparison.ranking[:_MOST_ROWS]
+        out = [candidate for candidate in comparison.candidates if candidate.dropped]
         remarks = html.sentences(comparison.lines()[1:], 400)
-        opened = " open" if len(out) <= _MOST_OPEN else ""
         title = f"Dropped: {len(out):,} of {len(comparison.candidates):,}"
-        why = html.table(("mesh", "why"), out, left=(0,), wrap=(1,))
-        dropped = f"<details{opened}><summary>{title}</summary>{why}</details>" if out else ""
-        drawn = still_figure(self.figure().update_layout(title=None)) if len(rows) > 1 else ""
-        head = f'<p>Meshes on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
-        head += html.verdict(comparison.verdict())
-        table = html.table(HEAD, rows, left=(0, 1, 4))
-        return html.fragment(
-            f'<div class="prediction">{head}{drawn}{parts_key()}{table}{remarks}{dropped}</div>', STYLE
-        )
+        dropped = html.details(title, table(_DROPPED, out), opened=len(out) <= _MOST_OPEN) if out else ""
+        drawn = still_figure(self.figure().update_layout(title=None)) if len(ranked) > 1 else ""
+        head = html.conclusion(f"Meshes on {comparison.cluster.title}", "predicted", comparison.verdict())
+        drawn += parts_key() + _ranking_table(ranked, slowest)
+        return html.fragment(f'<div class="prediction">{head}{drawn}{remarks}{dropped}</div>', STYLE)
 
     def figure(self) -> Any:
         """Return a plotly figure: step time with its range against memory, one mark per mesh."""
         import plotly.graph_objects as go
 
-        comparison = self._comparison
-        figure = go.Figure()
-        fits = [
-            candidate
-            for candidate in comparison.candidates
-            if candidate.prediction is not None and not candidate.dropped
-        ]
-        out = [
-            candidate for candidate in comparison.candidates if candidate.prediction is not None and candidate.dropped
-        ]
-        predicted = [candidate.prediction for candidate in (*fits, *out) if candidate.prediction is not None]
-        unit, scale = unit_of_seconds(prediction.step.expected for prediction in predicted)
-        for name, part, color, symbol in (("fits", fits, SHADE, "circle"), ("does not fit", out, GREY, "x")):
-            predictions = [candidate.prediction for candidate in part if candidate.prediction is not None]
-            figure.add_scatter(
-                x=[prediction.memory / 2**30 for prediction in predictions],
-                y=[prediction.step.expected / scale for prediction in predictions],
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [(prediction.step.high - prediction.step.expected) / scale for prediction in predictions],
-                    "arrayminus": [
-                        (prediction.step.expected - prediction.step.low) / scale for prediction in predictions
-                    ],
-                },
-                mode="markers+text",
-                text=[html.escape(candidate.mesh, 30) for candidate in part],
-                textposition="middle right",
-                name=name,
-                marker={"color": color, "symbol": symbol, "size": 10},
-                customdata=[candidate.mesh for candidate in part],
-                hovertemplate=f"%{{customdata}}<br>%{{y:.3g}} {unit}, %{{x:.1f}} GiB<extra></extra>",
-            )
+        comparison, figure = self._comparison, go.Figure()
+        predicted = [candidate for candidate in comparison.candidates if candidate.prediction is not None]
+        predictions = [candidate.prediction for candidate in predicted if candidate.prediction is not None]
+        unit, scale = unit_of_seconds(prediction.step.expected for prediction in predictions)
+        for name, is_out, color, symbol in (("fits", False, SHADE, "circle"), ("does not fit", True, GREY, "x")):
+            marks = _marks([candidate for candidate in predicted if bool(candidate.dropped) == is_out], scale)
+            hover = f"%{{customdata}}<br>%{{y:.3g}} {unit}, %{{x:.1f}} GiB<extra></extra>"
+            look = {"color": color, "symbol": symbol, "size": 10}
+            figure.add_scatter(**marks, mode="markers+text", name=name, marker=look, hovertemplate=hover)
         size = int(comparison.cluster.memory.size)
-        if size <= 2 * max((prediction.memory for prediction in predicted), default=0):
+        if size <= 2 * max((prediction.memory for prediction in predictions), default=0):
             figure.add_vline(size / 2**30, line_dash="dot", line_color=ALARM, annotation_text="memory")
         figure.update_xaxes(title=f"GiB of one GPU, predicted, of {format_bytes(size)}", rangemode="tozero")
         figure.update_yaxes(title=f"{unit} per step, predicted (log)", type="log")
@@ -117,47 +86,67 @@ class MeshComparisonView(PlottedView):
 
     def explore(self) -> Any:
         """Return the figure; a click on a mesh opens the explorer of its prediction below."""
-        return _explorer(self._comparison, self)
+        import ipywidgets
+
+        from dsexplore._internal.views.widgets.chart_explorer import ChartExplorer
+
+        comparison, below = self._comparison, ipywidgets.VBox()
+        predicted = [candidate.mesh for candidate in comparison.candidates if candidate.prediction is not None]
+
+        def select(mesh: Any) -> None:
+            if mesh in predicted:
+                explorer.selection, title = mesh, ipywidgets.HTML(f"<b>{html.escape(mesh)}</b>")
+                below.children = [title, PredictionView(comparison[mesh]).explore()]
+
+        drawn = self.figure(), "meshes by time and memory, predicted"
+        explorer = ChartExplorer(self, lambda: drawn, select, {}, [below])
+        for mesh in predicted[:1]:
+            select(mesh)
+        return explorer
 
 
-def _explorer(comparison: MeshComparison, twin: MeshComparisonView) -> Any:
-    import ipywidgets
-
-    from dsexplore._internal.views.widgets.live import LiveBox
-    from dsexplore._internal.views.widgets.part_widgets import PlotWidget
-
-    box = LiveBox(twin)
-    predicted = [candidate.mesh for candidate in comparison.candidates if candidate.prediction is not None]
-    below = ipywidgets.VBox()
-
-    def select(mesh: str) -> None:
-        box.selection = mesh
-        below.children = [ipywidgets.HTML(f"<b>{html.escape(mesh)}</b>"), PredictionView(comparison[mesh]).explore()]
-
-    def clicked(event: dict[str, Any]) -> None:
-        if event["type"] == "click" and event["customdata"] in predicted:
-            select(event["customdata"])
-
-    picture = PlotWidget(on_event=clicked)
-    picture.show_figure(twin.figure(), "meshes by time and memory, predicted")
-    box.children = [picture, below]
-    box.select = select
-    if predicted:
-        select(predicted[0])
-    return box
+def _marks(candidates: Sequence[MeshCandidate], scale: float) -> dict[str, Any]:
+    """Return the marks of a figure: memory in GiB, and the step with its range; ``scale``: seconds of its unit."""
+    predictions = [candidate.prediction for candidate in candidates if candidate.prediction is not None]
+    steps = [prediction.step for prediction in predictions]
+    return {
+        "x": [prediction.memory / 2**30 for prediction in predictions],
+        "y": [step.expected / scale for step in steps],
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [(step.high - step.expected) / scale for step in steps],
+            "arrayminus": [(step.expected - step.low) / scale for step in steps],
+        },
+        "text": [html.escape(candidate.mesh, 30) for candidate in candidates],
+        "textposition": "middle right",
+        "customdata": [candidate.mesh for candidate in candidates],
+    }
 
 
-def _row(candidate: MeshCandidate, slowest: float) -> tuple[str, ...]:
-    prediction = candidate.prediction
-    assert prediction is not None
-    parts = {name: getattr(prediction, name).expected for name in PARTS}
-    step = prediction.step
-    return (
-        html.name(candidate.mesh),
-        bar(parts, slowest),
-        format_seconds(step.expected),
-        f"{format_seconds(step.low)} to {format_seconds(step.high)}",
-        f'<span title="{html.escape(step.why, 300)}">{html.escape(prediction.widest_part)}</span>',
-        *(format_seconds(value) for value in parts.values()),
-        format_bytes(prediction.memory),
+def _ranking_table(ranking: Sequence[MeshCandidate], slowest: float) -> str:
+    """Return a row per mesh; ``slowest``: seconds of a full-length bar."""
+    columns = (
+        text("mesh", lambda row: html.name(row[0])),
+        text("", lambda row: bar({name: getattr(row[1], name).expected for name in PARTS}, slowest)),
+        Column("step", lambda row: format_seconds(row[1].step.expected)),
+        Column("low to high", lambda row: f"{format_seconds(row[1].step.low)} to {format_seconds(row[1].step.high)}"),
+        text("widest part", lambda row: _widest_part(row[1])),
+        *map(_part_column, PARTS),
+        Column("memory", lambda row: format_bytes(row[1].memory)),
     )
+    return table(columns, [(candidate.mesh, candidate.prediction) for candidate in ranking])
+
+
+def _part_column(part: str) -> Column:
+    return Column(part, lambda row: format_seconds(getattr(row[1], part).expected))
+
+
+def _widest_part(prediction: Prediction) -> str:
+    return f'<span title="{html.escape(prediction.step.why, 300)}">{html.escape(prediction.widest_part)}</span>'
+
+
+_DROPPED = (
+    text("mesh", lambda candidate: html.name(candidate.mesh)),
+    prose("why", lambda candidate: html.escape(candidate.dropped, 300)),
+)

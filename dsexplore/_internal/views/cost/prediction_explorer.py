@@ -31,7 +31,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Ca
         prediction: the prediction shown first.
         kinds: kinds of figures to choose from.
         twin: the static view of the prediction.
-        below: returns the HTML of a prediction's tables, which are shown below the figure.
+        below: returns the HTML of a prediction's tables.
     """
     box = LiveBox(twin)
     conditions = _conditions(prediction)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -12,14 +13,18 @@ from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.trace.numbered_modules import OUTSIDE
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
-from dsexplore._internal.views.cost.module_seconds import ModuleRow, module_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.page.theme import ALARM, SERIES, WAITING
 from dsexplore._internal.views.trace import outline
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.folding import Fold
+from dsexplore._internal.views.trace.time_columns import with_inside
 
 PARTS = {"compute": SERIES[2], "exposed": ALARM, "idle": WAITING}
 """Parts of a step, with their colors."""
+SECONDS = ("compute", "communication", "exposed", "idle")
+"""Kinds of seconds in a row of the table of modules."""
 _MOST_BESIDE = 40
 
 STYLE = """
@@ -85,14 +90,14 @@ def _share(part: float, whole: float) -> str:
 
 def modules_table(prediction: Prediction, most: int) -> str:
     """Return a row per module, with identical ones folded as in a trace's tree; numbers are sums."""
-    rows = module_seconds(prediction)
+    rows = module_rows(prediction)
     by_length = sorted(rows, key=lambda row: -_length(row))
     longest = {row.place for row in by_length[:most]}
     whole = max(map(_length, by_length[:1]), default=0.0)
     columns = [
         text("module", _module_name),
         text("", lambda row: bar(row.parts, whole)),
-        *map(_part_column, ("compute", "communication", "exposed", "idle")),
+        *map(_part_column, SECONDS),
     ]
     hidden, more = len(rows) - len(longest), "shorter rows: <code>by_module()</code> has all modules"
     return parts_key() + table(columns, [row for row in rows if row.place in longest], hidden=hidden, more=more)
@@ -100,6 +105,42 @@ def modules_table(prediction: Prediction, most: int) -> str:
 
 def _part_column(part: str) -> Column:
     return Column(part, lambda row: format_seconds(row.parts[part]))
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """One module, or several identical ones."""
+
+    place: int
+    """Index among all rows."""
+    fold: Fold
+    depth: int
+    times: int
+    """Number of modules that it stands for, including folds above it."""
+    parts: dict[str, float]
+    """{kind of `SECONDS`: seconds}, summed over all modules of the row and those inside them."""
+
+
+def module_rows(prediction: Prediction) -> list[ModuleRow]:
+    """Return the rows with any time, parents before children; what runs outside all modules is last."""
+    codes, frame = EventCodes(prediction.tables), prediction.by_module()
+    seconds = {name: with_inside(codes.tree, frame, name) for name in SECONDS}
+
+    def inside(folds: list[Fold], depth: int, times: int) -> Iterator[tuple[Fold, int, int, dict[str, float]]]:
+        for fold in folds:
+            held = codes.folds.members(fold.first)
+            parts = {name: float(of_modules[held].sum()) for name, of_modules in seconds.items()}
+            if any(parts.values()):
+                count = times * len(fold.rows)
+                yield fold, depth, count, parts
+                yield from inside(codes.folds.children(fold.first), depth + 1, count)
+
+    rows = list(inside(codes.folds.roots(), 0, 1))
+    roots = codes.tree.roots
+    outside = {name: float(frame[name].sum() - seconds[name][roots].sum()) for name in SECONDS}
+    if max(outside.values()) > 1e-9 * max(1e-9, float(frame["compute"].sum())):
+        rows.append((Fold((-1,), ""), 0, 1, {name: max(0.0, value) for name, value in outside.items()}))
+    return [ModuleRow(place, *row) for place, row in enumerate(rows)]
 
 
 def _length(row: ModuleRow) -> float:
@@ -164,12 +205,12 @@ def beside_table(prediction: Prediction, measured: Trace) -> str:
     columns_shown = [
         text("module", lambda row: html.name(row["module"] or "(outside modules)")),
         text("phase", lambda row: html.escape(row["phase"])),
-        _named("exposed", _known_seconds, "exposed, predicted"),
-        _named("exposed_measured", _known_seconds, "exposed, measured"),
-        _named("compute", _known_seconds, "compute, predicted"),
-        _named("between_measured", _known_seconds, "compute, measured"),
-        _named("communication", _known_seconds, "communication, predicted"),
-        _named("communication_measured", _known_seconds, "communication, measured"),
+        _named("exposed", _seconds_or_unknown, "exposed, predicted"),
+        _named("exposed_measured", _seconds_or_unknown, "exposed, measured"),
+        _named("compute", _seconds_or_unknown, "compute, predicted"),
+        _named("between_measured", _seconds_or_unknown, "compute, measured"),
+        _named("communication", _seconds_or_unknown, "communication, predicted"),
+        _named("communication_measured", _seconds_or_unknown, "communication, measured"),
         _named("off", _difference, "predicted − measured"),
     ]
     waits = (
@@ -186,7 +227,7 @@ def beside_table(prediction: Prediction, measured: Trace) -> str:
     )
 
 
-def _known_seconds(seconds: float | None) -> str:
+def _seconds_or_unknown(seconds: float | None) -> str:
     return "unknown" if seconds is None else format_seconds(seconds)
 
 

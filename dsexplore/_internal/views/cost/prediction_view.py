@@ -60,8 +60,7 @@ class PredictionView(View):
             compared = html.verdict(measured_sentence(prediction, measured))
             compared += html.details(title, tables.beside_table(prediction, measured), opened=True)
         body = [
-            f'<p>A step on {html.escape(prediction.cluster.title)} <span class="tag">predicted</span></p>',
-            html.verdict(prediction.verdict()),
+            html.conclusion(f"A step on {prediction.cluster.title}", "predicted", prediction.verdict()),
             html.sentences(prediction.why_wide(), 400),
             compared,
             tables.parts_table(prediction),

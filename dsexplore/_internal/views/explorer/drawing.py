@@ -55,12 +55,7 @@ class Drawing:
             self.is_quiet = False
 
     def show(self, selection: Selection, keep_figure: bool = False) -> None:
-        """Draw a selection in all parts that it changes.
-
-        Args:
-            selection: what is selected from now on.
-            keep_figure: whether figure and tab stay as they are, whatever row is selected.
-        """
+        """Draw a selection in all parts that it changes, or in all but figure and tab."""
         before = self.selected
         is_same_set = selection.filters is before.selection.filters
         self.quietly(selected=selection.row, folding=selection.folding)

@@ -84,15 +84,9 @@ def _check_options(figure: str, height: int, tab: str) -> None:
 
 
 class Explorer(LiveView):
-    """An application over one trace; show it as the last expression of a cell.
+    """An application over one trace, which is read once; show it as the last expression of a cell.
 
-    Args:
-        trace: the trace to explore; it is read once, on construction.
-        figure: the figure shown first, a key of `views.trace.figures.KINDS`.
-        height: height of the tree in pixels.
-        sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-        tab: what is shown below the tree at first, a key of `TABS`.
-        hardware: machine for which tree and headline show predicted seconds; see `Trace.predict`.
+    Its arguments are those of `TraceView.explore`.
     """
 
     def __init__(
@@ -310,7 +304,7 @@ class Explorer(LiveView):
 
     def _on_typed(self, event: dict[str, Any]) -> None:
         """Offer the names that contain what is typed into the search box."""
-        self.widget.found = [[hit.kind, hit.text, hit.name] for hit in self._search.complete(str(event["text"]))]
+        self.widget.hits = [[hit.kind, hit.text, hit.name] for hit in self._search.complete(str(event["text"]))]
 
     def _on_hit(self, event: dict[str, Any]) -> None:
         hit = self._search.hit(str(event["kind"]), str(event["name"]))

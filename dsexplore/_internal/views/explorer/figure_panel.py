@@ -30,11 +30,7 @@ Click = dict[str, Any]
 
 
 class FigurePanel:
-    """One figure of a trace.
-
-    Args:
-        codes: events of the trace.
-    """
+    """One figure of a trace."""
 
     def __init__(self, codes: EventCodes) -> None:
         self._codes = codes

@@ -68,9 +68,7 @@ class FilteredEvents:
     def around(self, part: str, rows: list[int]) -> Mask:
         """Return the mask of events that a part shows: what was picked in the part itself does not filter it.
 
-        Args:
-            part: part of the explorer, a key of `Filters.picks`.
-            rows: rows of modules; all modules if empty.
+        ``part`` is a key of `Filters.picks`; ``rows`` are those of modules, empty for all.
         """
         if part not in self.filters.picks:
             return self.inside(rows)

@@ -54,12 +54,7 @@ class _LinkSums:
 
 
 class MapPanel:
-    """The world map of a trace.
-
-    Args:
-        codes: events of the trace.
-        prediction: prediction whose seconds can shade the map.
-    """
+    """The world map of a trace."""
 
     def __init__(self, codes: EventCodes, prediction: Prediction | None = None) -> None:
         self._codes = codes

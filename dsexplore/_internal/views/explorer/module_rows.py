@@ -93,13 +93,13 @@ class ModuleRows:
         took = None if self._codes.seconds is None else self._codes.took(filtered.mask)
         times = [*([] if took is None else [took]), *(column.seconds for column in self._predicted)]
         bars = np.zeros(len(tree))  # the browser draws them from the axes' columns
-        columns = np.vstack([sent.count, *times, sent.bytes, bars, sent.axes, sent.phases, sent.own, *held])
+        columns = np.vstack([sent.count, *times, sent.bytes, bars, sent.axes, sent.phases, sent.alone, *held])
         folded = self._folded.sums if self.widget.folding else np.copy
         missing = None
         if filtered.unknown is not None:
             no = self._codes.columns(filtered.unknown)
             zeros = np.zeros((1 + len(times), len(tree)))
-            missing = folded(np.vstack([zeros, no.bytes, bars, no.axes, no.phases, no.own, bars, bars]))
+            missing = folded(np.vstack([zeros, no.bytes, bars, no.axes, no.phases, no.alone, bars, bars]))
         self.widget.set_values(signed(folded(columns), missing))
 
 

@@ -30,11 +30,7 @@ class Hit:
 
 
 class NameSearch:
-    """Finds names in a trace.
-
-    Args:
-        codes: events of the trace.
-    """
+    """Finds names in a trace."""
 
     def __init__(self, codes: EventCodes) -> None:
         self._codes = codes

@@ -40,12 +40,7 @@ def variable_of(trace: Trace) -> str:
 
 
 def python_line(selected: SelectedEvents, variable: str) -> str:
-    """Return the line that finds the selected events; empty if they have no description that is short enough.
-
-    Args:
-        selected: events of the selection.
-        variable: name of the explored trace.
-    """
+    """Return the line that finds the selected events; empty if they have no description that is short enough."""
     codes, selection = selected.codes, selected.selection
     if selection.mark is not None:
         described = _described(codes, selection.mark.mask)

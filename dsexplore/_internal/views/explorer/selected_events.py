@@ -128,4 +128,4 @@ class SelectedEvents:
         held = parameters_html(first, parameters, clickable=True)
         body = f'<p class="dim">All {len(others) + 1:,} together:</p>{body}' if others and every else body
         many = f"Each of the {len(others) + 1:,} holds this; named here: {html.name(first)}" if others and held else ""
-        return title + body + (f'<p class="dim">{many}</p>' if many else "") + held
+        return title + body + html.note(many) + held

@@ -79,11 +79,7 @@ class Selection:
 
 
 class Visits:
-    """Visited selections in order, with the place of the present one.
-
-    Args:
-        first: what is selected at first.
-    """
+    """Visited selections in order, with the place of the present one."""
 
     def __init__(self, first: Selection) -> None:
         self._visits, self._at = [first], 0

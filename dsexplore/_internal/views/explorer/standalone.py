@@ -52,13 +52,7 @@ standalone(document.getElementById("dsx-events").textContent, place).then((model
 
 
 def standalone_page(headline: Headline, static: str, sizes: str = WIRE, prediction: Prediction | None = None) -> str:
-    """Return one HTML document with the explorer and the static view.
-
-    Args:
-        headline: headline of the trace to show.
-        static: HTML of the static view below, which is all that shows where no JavaScript runs.
-        sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-        prediction: prediction whose seconds the tree and the headline show.
+    """Return one HTML document with the explorer, and the static view for where no JavaScript runs.
 
     Raises:
         UsageError: there are more events than a browser can filter, or no such sizes.

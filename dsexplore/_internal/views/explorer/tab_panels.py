@@ -37,13 +37,7 @@ _MOST_PARAMETERS = 12
 
 @dataclass
 class TabPanels:
-    """HTML of the tabs.
-
-    Args:
-        codes: events of the trace.
-        findings: those of the trace.
-        prediction: what was predicted for the explorer; None if nothing was.
-    """
+    """HTML of the tabs; ``prediction`` is what was predicted for the explorer, if anything was."""
 
     codes: EventCodes
     findings: Findings

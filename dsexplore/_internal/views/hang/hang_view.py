@@ -9,9 +9,9 @@ from dsexplore._internal.analysis.hangs.call_text import short_line
 from dsexplore._internal.analysis.hangs.hang_report import HangReport
 from dsexplore._internal.units import format_bytes, format_ranks
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.view import View
 
-HEAD = ("ranks", "in", "{} for", "group", "number", "bytes", "state", "line")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 _MOST_STACKS = 64
 
@@ -37,25 +37,15 @@ class HangView(View):
         return "\n".join(lines)
 
     def html(self, most: int = _MOST_ROWS) -> str:
-        """Return the content of `text` with tables, plus the ranks' stacks in collapsed sections.
-
-        Args:
-            most: maximal number of rows in the table.
-        """
+        """Return the content of `text` with tables, plus the ranks' stacks in collapsed sections."""
         report = self._report
         said = report.conclusion[:1].upper() + report.conclusion[1:]
         parts = [f"<p>{_headline(report)}</p>{html.verdict(said, 0)}"]
         if self._waits:
-            rows = [_cells(ranks, row, report) for ranks, row in self._waits[:most]]
-            verb = "waited" if _is_over(report) else "wait"
-            parts.append(html.table([title.format(verb) for title in HEAD], rows, left=(0, 1, 2, 3, 6, 7), stacks=True))
-        if len(self._waits) > most:
-            parts.append(
-                f'<p class="dim">… and {len(self._waits) - most:,} more calls: <code>waiting</code> has all</p>'
-            )
+            parts.append(_waiting_table(self._waits[:most], report, hidden=len(self._waits) - most))
         parts += _mismatches(report)
         parts += [_stack(rank, stack) for rank, stack in list(report.stacks.items())[:_MOST_STACKS]]
-        parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
+        parts.append(html.notes(report.notes))
         return html.fragment("".join(parts), html.RANKS_STYLE)
 
     def page(self) -> str:
@@ -98,40 +88,45 @@ def _wait_text(ranks: Sequence[int], row: Row) -> str:
     return html.plain(f"{format_ranks(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", 0)
 
 
-def _cells(ranks: Sequence[int], row: Row, report: HangReport) -> list[str]:
-    return [
-        html.rank_boxes(ranks, report.culprits),
-        html.name(row["op"]),
-        html.rank_boxes(row["waits_for"], row["waits_for"]) if row["waits_for"] else "–",
-        html.name(row["group"]),
-        str(row["number"]),
-        format_bytes(row["message_bytes"]) if row["message_bytes"] else "–",
-        html.escape(row["state"]),
-        html.name(row["source"] or "–"),
-    ]
+def _waiting_table(waits: Sequence[tuple[list[int], Row]], report: HangReport, hidden: int) -> str:
+    verb = "waited" if _is_over(report) else "wait"
+    columns = (
+        text("ranks", lambda wait: html.rank_boxes(wait[0], report.culprits)),
+        text("in", lambda wait: html.name(wait[1]["op"])),
+        text(f"{verb} for", lambda wait: _awaited(wait[1]["waits_for"])),
+        text("group", lambda wait: html.name(wait[1]["group"])),
+        Column("number", lambda wait: str(wait[1]["number"])),
+        Column("bytes", lambda wait: format_bytes(wait[1]["message_bytes"]) if wait[1]["message_bytes"] else "–"),
+        text("state", lambda wait: html.escape(wait[1]["state"])),
+        text("line", lambda wait: html.name(wait[1]["source"] or "–")),
+    )
+    return table(columns, waits, stacks=True, hidden=hidden, more="more calls: <code>waiting</code> has all")
+
+
+def _awaited(ranks: Sequence[int]) -> str:
+    return html.rank_boxes(ranks, ranks) if ranks else "–"
 
 
 def _stack(rank: int, stack: str) -> str:
-    shown = f'<pre class="mono">{html.escape(stack, 0)}</pre>'
-    return f"<details><summary>rank {rank}: where it was</summary>{shown}</details>"
+    return html.details(f"rank {rank}: where it was", f'<pre class="mono">{html.escape(stack, 0)}</pre>')
 
 
 def _mismatches(report: HangReport) -> list[str]:
-    rows = [
-        [
-            html.name(row["group"]),
-            str(row["number"]),
-            html.escape(row["field"] if row["field"] != "root" else f"root: rank {row['root']}"),
-            html.escape(format_ranks(row["ranks"]).partition(" ")[2]),
-            html.name(row["op"]),
-            format_bytes(row["message_bytes"]),
-            html.name(row["dtype"] or "–"),
-            html.name(row["source"] or "–"),
-            "" if row["is_harmful"] else "got through",
-        ]
-        for row in report.mismatches.to_dicts()
-    ]
-    if not rows:
+    if report.mismatches.is_empty():
         return []
-    head = ("group", "number", "differs", "ranks", "op", "bytes", "dtype", "line", "")
-    return ["<h2>Called differently</h2>", html.table(head, rows, left=(0, 2, 3, 4, 6, 7, 8))]
+    columns = (
+        text("group", lambda row: html.name(row["group"])),
+        Column("number", lambda row: str(row["number"])),
+        text("differs", _difference),
+        text("ranks", lambda row: html.escape(format_ranks(row["ranks"]).partition(" ")[2])),
+        text("op", lambda row: html.name(row["op"])),
+        Column("bytes", lambda row: format_bytes(row["message_bytes"])),
+        text("dtype", lambda row: html.name(row["dtype"] or "–")),
+        text("line", lambda row: html.name(row["source"] or "–")),
+        text("", lambda row: "" if row["is_harmful"] else "got through"),
+    )
+    return ["<h2>Called differently</h2>", table(columns, report.mismatches.iter_rows(named=True))]
+
+
+def _difference(row: Row) -> str:
+    return html.escape(f"root: rank {row['root']}" if row["field"] == "root" else row["field"])

@@ -43,11 +43,7 @@ class CommsSummaryView(PlottedView):
         return self._summary.table_text()
 
     def html(self, most: int = _MOST_ROWS) -> str:
-        """Return a table of what was sent and how long it took, one row per op, group and message size.
-
-        Args:
-            most: maximal number of rows.
-        """
+        """Return a table of what was sent and how long it took, one row per op, group and message size."""
         if not self._lines:
             return html.fragment(f"<p><b>Comms log</b></p>{html.verdict(self._summary.verdict())}")
         table = html_table.table(

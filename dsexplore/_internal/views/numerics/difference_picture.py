@@ -31,12 +31,7 @@ border:1px solid var(--dsx-line);background:{theme.ALARM};forced-color-adjust:no
 
 
 def difference_picture(shown: DifferenceMap, where: str) -> str:
-    """Return the map as HTML.
-
-    Args:
-        shown: the map.
-        where: a clause that says what differs.
-    """
+    """Return the map as HTML."""
     rows, columns = len(shown.errors), len(shown.errors[0])
     height = max(_LEAST, _ROW * rows)
     paths = "".join(

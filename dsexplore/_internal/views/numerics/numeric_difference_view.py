@@ -7,9 +7,9 @@ import polars as pl
 from dsexplore._internal.analysis.numeric_difference import NumericDifference
 from dsexplore._internal.units import format_ranks
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.view import View
 
-HEAD = ("step", "phase", "module", "tensor", "ranks", "norm in A", "norm in B")
 _MOST_ROWS = 20
 
 
@@ -30,20 +30,19 @@ class NumericDifferenceView(View):
 
     def html(self) -> str:
         """Return the sentence, and a table of the first tensors that differ."""
-        parts = [f"<p><b>{html.escape(str(self._difference), 0)}</b></p>"]
+        columns = (
+            Column("step", lambda row: str(row["step"])),
+            text("phase", lambda row: row["phase"]),
+            text("module", lambda row: html.parted(row["module"])),
+            text("tensor", lambda row: html.parted(row["name"])),
+            text("ranks", lambda row: format_ranks(row["ranks"])),
+            Column("norm in A", lambda row: f"{row['norm_before']:.4g}"),
+            Column("norm in B", lambda row: f"{row['norm_after']:.4g}"),
+        )
+        parts = [f"<p><b>{html.escape(self._difference, 0)}</b></p>"]
         if self._rows.height:
-            rows = [
-                (
-                    *map(str, (row["step"], row["phase"])),
-                    *(html.parted(row[name]) for name in ("module", "name")),
-                    format_ranks(row["ranks"]),
-                    *(f"{row[name]:.4g}" for name in ("norm_before", "norm_after")),
-                )
-                for row in self._rows.head(_MOST_ROWS).iter_rows(named=True)
-            ]
-            parts.append(html.table(HEAD, rows, left=(1, 2, 3, 4)))
-        if self._rows.height > _MOST_ROWS:
-            parts.append(f'<p class="dim">… and {self._rows.height - _MOST_ROWS:,} more: see to_frame()</p>')
+            rows, hidden = self._rows.head(_MOST_ROWS).iter_rows(named=True), self._rows.height - _MOST_ROWS
+            parts.append(table(columns, rows, hidden=hidden, more="more: see to_frame()"))
         how = "rank by rank" if self._difference.by_rank else "as whole tensors, the sum of all ranks' parts"
-        parts.append(f'<p class="dim">Summaries of outputs and gradients, compared {how}.</p>')
+        parts.append(html.note(f"Summaries of outputs and gradients, compared {how}."))
         return html.fragment("".join(parts))

@@ -85,7 +85,7 @@ class NumericsView(View):
         report = self._report
         what = f"{report.model} on {report.mesh} ({report.world_size} local ranks) against one process"
         verdict, _, rest = report.verdict().partition(" (" if report.same else ". ")
-        parts = [f'<p class="dim">{html.escape(what, 0)}</p>']
+        parts = [html.notes([what])]
         parts.append(html.verdict(f"{verdict}."))
         parts.append(f"<p>{html.escape(rest, 0)}</p>" if rest and not report.same else "")
         parts.append(self._ranks())
@@ -96,10 +96,8 @@ class NumericsView(View):
         names = "".join(f"<span>{phase}</span>" for phase in PHASES)
         parts.append(f'<div class="num-leaf num-head"><span>module, step {self._step}</span>{names}</div>')
         parts.append(f'<div class="num-leaf num-scale" aria-hidden="true"><span></span>{_scale() * len(PHASES)}</div>')
-        rows = "".join(self._rows(self._tree, 0))
-        parts.append(rows.replace("<em></em>", "<em>rounding</em>", 1))
-        parts.append(f'<p class="dim">{html.escape(self._foot(), 0)}</p>')
-        parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
+        parts += self._rows(self._tree, 0)
+        parts.append(html.notes([self._foot(), *report.notes]))
         return html.fragment("".join(parts), STYLE + html.RANKS_STYLE + PICTURE)
 
     def _ranks(self) -> str:
@@ -123,9 +121,19 @@ class NumericsView(View):
 
     def _cell(self, node: Node, phase: str) -> str:
         """Return the track of a module's error, or of the largest one in it, which is hidden where these are shown."""
-        is_here = (node.path, phase) == (self._report.module, self._report.phase)
-        marks = " num-inside" * (phase not in node.cells) + " num-here" * is_here
-        return _track(node.worst(phase), phase, marks)
+        cell = node.worst(phase)
+        if cell is None:
+            return '<span class="dim">–</span>'
+        is_inside, is_here = phase not in node.cells, (node.path, phase) == (self._report.module, self._report.phase)
+        look = "num-track" + " num-inside" * is_inside + " num-here" * is_here
+        title = _spoken(cell, f"{phase}, largest inside" if is_inside else phase)
+        band = "rounding" if node is self._tree and phase == self._first_phase else ""
+        return f'<span class="{look}" title="{html.escape(title, 0)}">{_track(cell, band)}</span>'
+
+    @property
+    def _first_phase(self) -> str:
+        """First phase with errors, whose track names the band of rounding."""
+        return next((phase for phase in PHASES if self._tree.worst(phase) is not None), "")
 
     def _rows(self, node: Node, depth: int) -> Iterator[str]:
         is_first = node.path == self._report.module
@@ -156,21 +164,21 @@ def _scale() -> str:
     return f'<span class="num-ticks">{labels}</span>'
 
 
-def _track(cell: ErrorCell | None, phase: str, marks: str) -> str:
-    if cell is None:
-        return '<span class="dim">–</span>'
-    band = _place(cell.allowed)
-    kind = "num-wrong" if cell.is_wrong else "num-mark"
-    place = f"{_place(cell.error):.3g}%"
-    shown = f'<b style="right:max(100% - {place},7px)">{_number(cell.error)}</b>' if cell.is_wrong else ""
-    where = f"{phase}, largest inside" if "num-inside" in marks else phase
-    title = f"{where}: error {_number(cell.error)}, rounding up to {_number(cell.allowed)}"
+def _spoken(cell: ErrorCell, where: str) -> str:
+    """Return an error and what rounding may do as text."""
+    text = f"{where}: error {_number(cell.error)}, rounding up to {_number(cell.allowed)}"
     if cell.measured is not None and cell.rounding is not None:
-        title += f"; in the program's own dtypes {_number(cell.measured)}, the reference {_number(cell.rounding)}"
+        text += f"; in the program's own dtypes {_number(cell.measured)}, the reference {_number(cell.rounding)}"
+    return text
+
+
+def _track(cell: ErrorCell, band: str) -> str:
+    """Return the mark of an error on the band of what rounding may do; ``band``: text on it."""
+    kind, place = "num-wrong" if cell.is_wrong else "num-mark", f"{_place(cell.error):.3g}%"
+    shown = f'<b style="right:max(100% - {place},7px)">{_number(cell.error)}</b>' if cell.is_wrong else ""
     return (
-        f'<span class="num-track{marks}" title="{html.escape(title, 0)}">'
-        f'<i class="num-band" style="width:{band:.3g}%"><em></em></i>'
-        f'<i class="{kind}" style="left:min({place},calc(100% - 7px))"></i>{shown}</span>'
+        f'<i class="num-band" style="width:{_place(cell.allowed):.3g}%"><em>{band}</em></i>'
+        f'<i class="{kind}" style="left:min({place},calc(100% - 7px))"></i>{shown}'
     )
 
 

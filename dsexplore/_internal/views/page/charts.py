@@ -34,12 +34,7 @@ def color_scale(least: float = 0.04) -> list[list[Any]]:
 
 
 def themed(figure: Any, **layout: Any) -> Any:
-    """Apply this theme to a ``plotly.graph_objects.Figure`` and return it.
-
-    Args:
-        figure: the figure, which is changed in place.
-        layout: further layout of this figure.
-    """
+    """Apply this theme to a ``plotly.graph_objects.Figure`` and return it."""
     figure.update_layout(template="none", **FIGURE, **layout)
     figure.update_xaxes(**AXIS)
     return figure.update_yaxes(**AXIS)

@@ -16,7 +16,6 @@ import hashlib
 import html
 import re
 from collections.abc import Collection, Iterable, Sequence
-from itertools import chain, repeat
 
 from dsexplore._internal.views.page import style, theme
 
@@ -83,7 +82,9 @@ def conclusion(what: str, tag: str, sentence: str) -> str:
 
 
 def details(title: str, body: str, opened: bool = False) -> str:
-    """Return a section with a title, escaped, and HTML in it."""
+    """Return a section with a title, escaped, and HTML in it; empty if there is nothing in it."""
+    if not body:
+        return ""
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
 
 
@@ -173,47 +174,6 @@ def fragment(body: str, more_style: str = "") -> str:
     return f'<div class="dsx"><style>{_squeeze(style.VARIABLES + style.BASE + more_style)}</style>{body}</div>'
 
 
-def table(
-    head: Iterable[str],
-    rows: Iterable[Iterable[str]],
-    left: Iterable[int] = (0,),
-    wrap: Iterable[int] = (),
-    attributes: Iterable[str] = (),
-    bar: int | None = None,
-    stacks: bool = False,
-) -> str:
-    """Return an HTML table of cells that are HTML already.
-
-    Args:
-        head: column titles, plain text.
-        rows: cells, escaped by the caller.
-        left: columns that are aligned left; the others hold numbers and are aligned right.
-        wrap: left-aligned columns whose text may break into lines.
-        attributes: attributes of each row's tag, such as ``' tabindex="0"'``.
-        bar: column that holds a `stacked_bar` and takes the remaining width.
-        stacks: whether a narrow page shows the cells of a row below one another, each after its column's title.
-    """
-    head = tuple(head)
-    kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
-    kinds |= {} if bar is None else {bar: ' class="l track"'}
-    titles = "".join(
-        f'<th scope="col"{kinds.get(i, "")}>{escape(title)}</th>' if title else f"<td{kinds.get(i, '')}></td>"
-        for i, title in enumerate(head)
-    )
-    body = "".join(
-        f"<tr{more}>"
-        + "".join(
-            f"<td{kinds.get(i, '')}{f' data-of={chr(34)}{escape(head[i])}{chr(34)}' if stacks else ''}>{cell}</td>"
-            for i, cell in enumerate(row)
-        )
-        + "</tr>"
-        for row, more in zip(rows, chain(attributes, repeat("")), strict=False)
-    )
-    kind = "" if bar is None else ' class="bars"'
-    drawn = f"<table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll{" stacks" if stacks else ""}" tabindex="0">{drawn}</div>'
-
-
 def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str:
     """Return a bar of several segments; each segment wider than 4 % of the column shows its letter.
 
@@ -231,13 +191,7 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
 
 
 def page(title: str, body: str, scripts: bool = False) -> str:
-    """Return one self-contained HTML document around a fragment: it fetches nothing, and runs scripts only on request.
-
-    Args:
-        title: title of the window.
-        body: HTML fragment.
-        scripts: whether scripts in the fragment may run.
-    """
+    """Return one HTML document around a fragment, which fetches nothing; ``scripts``: whether its scripts may run."""
     run = "script-src 'unsafe-inline'; " if scripts else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'

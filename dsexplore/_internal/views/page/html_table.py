@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any
 
 from dsexplore._internal.views.page import html
@@ -36,6 +37,11 @@ def prose(title: str, cell: Callable[[Any], str]) -> Column:
 def bar(title: str, cell: Callable[[Any], str]) -> Column:
     """Return a column of `html.stacked_bar`, which takes the remaining width."""
     return Column(title, cell, "l track")
+
+
+def of_cells(titles: Iterable[str], left: Collection[int] = (0,)) -> list[Column]:
+    """Return the columns of rows that are sequences of cells; ``left``: numbers of the columns aligned left."""
+    return [Column(title, itemgetter(number), "l" * (number in left)) for number, title in enumerate(titles)]
 
 
 def table(

@@ -65,11 +65,7 @@ font-size:var(--dsx-small);overflow-wrap:anywhere}
 
 
 def still_figure(figure: Any) -> str:
-    """Return the figure as a fragment of static HTML.
-
-    Args:
-        figure: plotly figure of lines, points, closed or stacked areas, or of horizontal bars, which are stacked.
-    """
+    """Return a figure of lines, points, areas or horizontal bars, which are stacked, as a fragment of static HTML."""
     traces = list(figure.data)
     body = _bars(figure, traces) if traces and traces[0].type == "bar" else _chart(figure, traces)
     title = _text(figure.layout.title.text)

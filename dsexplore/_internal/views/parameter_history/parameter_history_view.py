@@ -11,6 +11,7 @@ from dsexplore._internal.sharding.plan import sharding
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.sharding.sharding_view import ShardingView
 from dsexplore._internal.views.view import View
 
@@ -52,24 +53,21 @@ class ParameterHistoryView(View):
 
 def history_html(history: ParameterHistory) -> str:
     """Return where a parameter lies and a table of its moments, as HTML to embed in a page."""
-    column = f"{history.sizes}_bytes"
-    rows = [
-        (
-            str(number),
-            moment["what"],
-            html.escape(moment["phase"]),
-            html.name(moment["op"] or "–", 40),
-            html.name(moment["axis"] or "–", 40),
-            format_bytes(moment[column]) if moment[column] is not None else "–",
-            html.parted(_why(moment) or "–", 90),
-            html.parted(moment["source"] or "–", 90),
-        )
-        for number, moment in enumerate(history.moments.iter_rows(named=True), 1)
-    ]
-    titles = ("", "what", "phase", "op", "axis", f"{history.sizes} bytes", "why", "source")
-    table = html.table(titles, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if len(history.trace) else ""
+    sizes = f"{history.sizes}_bytes"
+    columns = (
+        Column("", lambda moment: str(moment["number"])),
+        text("what", lambda moment: moment["what"]),
+        text("phase", lambda moment: html.escape(moment["phase"])),
+        text("op", lambda moment: html.name(moment["op"] or "–", 40)),
+        text("axis", lambda moment: html.name(moment["axis"] or "–", 40)),
+        Column(f"{history.sizes} bytes", lambda moment: "–" if moment[sizes] is None else format_bytes(moment[sizes])),
+        prose("why", lambda moment: html.parted(_why(moment) or "–", 90)),
+        prose("source", lambda moment: html.parted(moment["source"] or "–", 90)),
+    )
+    moments = history.moments.with_row_index("number", 1)
+    drawn = table(columns, moments.iter_rows(named=True)) if len(history.trace) else ""
     head = f"<p>{html.prose(_where(history), 400)}</p>{html.verdict(history.verdict())}"
-    return f'{head}{table}<p class="dim">{html.escape(_note(history), 0)}</p>'
+    return f"{head}{drawn}{html.notes([_note(history)])}"
 
 
 def _note(history: ParameterHistory) -> str:

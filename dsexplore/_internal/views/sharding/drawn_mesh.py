@@ -123,9 +123,6 @@ MINE = "mine"
 class DrawnMesh:
     """Colors and ranks of a sharding's pictures.
 
-    Args:
-        shown: see below.
-
     Attributes:
         shown: the tensors and their mesh.
         sample: ranks that can be highlighted: each has class ``h<index in the sample>`` in all pictures.

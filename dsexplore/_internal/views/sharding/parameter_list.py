@@ -13,6 +13,7 @@ from dsexplore._internal.sharding.sharding_text import shape_text
 from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.units import format_bytes, format_count
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, bar, prose, table
 from dsexplore._internal.views.page.theme import MEMORY
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore._internal.views.sharding.rank_grid import axis_table, held_table, rank_grid, thumbnail
@@ -111,21 +112,30 @@ def _memory_html(shown: Sharding) -> str:
     assumed = Assumptions()
     groups = memory_groups(shown.mesh, shown.tensors, assumed)
     top = max(sum(groups[0].value), 1)
-    rows = [_memory_row(group, top) for group in groups[:MOST_GROUPS]]
     key = " ".join(f'<span class="key m{part[0]}">{MEMORY[part].letter}</span> {part}' for part in PARTS)
-    more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
-    table = html.table(("ranks", "how many", "", *PARTS, "total"), rows, left=(), wrap=(0,), bar=2)
-    note = f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'
-    return f'<h2>Memory by rank</h2><p class="dim">{key}</p>{table}{note}'
-
-
-def _memory_row(group: RankGroup, top: int) -> list[str]:
-    parts = zip(PARTS, group.value, strict=True)
-    marked = (
-        (f"m{part[0]}", MEMORY[part].letter, size, f' title="{part}: {format_bytes(size)}"') for part, size in parts
+    hidden = len(groups) - MOST_GROUPS
+    more = f"{hidden:,} more groups of ranks: see memory(). " if hidden > 0 else ""
+    columns = (
+        prose("ranks", lambda group: html.escape(group.ranks)),
+        Column("how many", lambda group: f"{group.count:,}"),
+        bar("", lambda group: html.stacked_bar(_parts(group), top)),
+        *(_bytes_column(number, part) for number, part in enumerate(PARTS)),
+        Column("total", lambda group: format_bytes(sum(group.value))),
     )
-    sizes = [format_bytes(size) for size in (*group.value, sum(group.value))]
-    return [html.escape(group.ranks), f"{group.count:,}", html.stacked_bar(marked, top), *sizes]
+    drawn = table(columns, groups[:MOST_GROUPS])
+    return f"<h2>Memory by rank</h2>{html.note(key)}{drawn}{html.note(more + html.escape(assumed, 0))}"
+
+
+def _bytes_column(number: int, part: str) -> Column:
+    return Column(part, lambda group: format_bytes(group.value[number]))
+
+
+def _parts(group: RankGroup) -> list[tuple[str, str, float, str]]:
+    """Return the segments of a bar, see `html.stacked_bar`."""
+    return [
+        (f"m{part[0]}", MEMORY[part].letter, size, f' title="{part}: {format_bytes(size)}"')
+        for part, size in zip(PARTS, group.value, strict=True)
+    ]
 
 
 def _list_html(drawn_mesh: DrawnMesh) -> str:

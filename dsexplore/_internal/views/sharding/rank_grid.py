@@ -18,6 +18,7 @@ from dsexplore._internal.sharding.sharding_text import shape_text
 from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.sharding.block_titles import place_text
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore._internal.views.sharding.shard_blocks import picture
@@ -185,54 +186,60 @@ def axis_table(tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
     """Return a table of swatch, placement and sentence per axis."""
     if not tensor.placements:
         return f"<p>{swatch(None)} no placements: each of {drawn_mesh.mesh.size:,} ranks has a whole one of its own</p>"
-    rows = [
-        (
-            html.name(axis.name, 48),
-            f"{axis.size:,}",
-            swatch(placement, axis_class(axis.name)),
-            html.escape(meaning),
-        )
-        for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
-    ]
-    return html.table(("axis", "ranks", "placement", "what it does"), rows, left=(0, 2), wrap=(3,))
+    rows = zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
+    columns = (
+        text("axis", lambda row: html.name(row[0].name, 48)),
+        Column("ranks", lambda row: f"{row[0].size:,}"),
+        text("placement", lambda row: swatch(row[1], axis_class(row[0].name))),
+        prose("what it does", lambda row: html.escape(row[2])),
+    )
+    return table(columns, rows)
 
 
 def held_table(shown: Sharding, tensor: PlacedTensor) -> str:
     """Return a table of ranks grouped by the shape that they hold."""
-    groups = shown.shapes(tensor)
-    rows = [_held_row(shown, tensor, group) for group in groups[:MOST_GROUPS]]
-    more = len(groups) - len(rows)
-    head = ("ranks", "how many", "hold", "bytes each", "for example")
-    table = html.table(head, rows, left=(0, 2, 4), wrap=(0, 4), stacks=True)
-    return table + (f'<p class="dim">and {more:,} more kinds: see to_frame()</p>' if more else "")
 
+    def held(group: RankGroup) -> str:
+        return f"<code>{html.escape(shape_text(group.value))}</code>" + ("" if math.prod(group.value) else " nothing")
 
-def _held_row(shown: Sharding, tensor: PlacedTensor, group: RankGroup) -> tuple[str, ...]:
-    numel = math.prod(group.value)
-    example = f"rank {shown.mesh.rank(group.first)}: {index_text(tensor.ranges(group.first))}" if numel else "–"
-    return (
-        html.escape(group.ranks),
-        f"{group.count:,}",
-        f"<code>{html.escape(shape_text(group.value))}</code>" + ("" if numel else " nothing"),
-        format_bytes(numel * tensor.dtype.itemsize),
-        f"<code>{html.escape(example)}</code>",
+    def example(group: RankGroup) -> str:
+        indices = f"rank {shown.mesh.rank(group.first)}: {index_text(tensor.ranges(group.first))}"
+        return f"<code>{html.escape(indices if math.prod(group.value) else '–')}</code>"
+
+    columns = (
+        prose("ranks", lambda group: html.escape(group.ranks)),
+        Column("how many", lambda group: f"{group.count:,}"),
+        text("hold", held),
+        Column("bytes each", lambda group: format_bytes(math.prod(group.value) * tensor.dtype.itemsize)),
+        prose("for example", example),
     )
+    groups = shown.shapes(tensor)
+    hidden = len(groups) - MOST_GROUPS
+    more = html.note(f"and {hidden:,} more kinds: see to_frame()" if hidden > 0 else "")
+    return table(columns, groups[:MOST_GROUPS], stacks=True) + more
 
 
 def rank_table(shown: Sharding, tensor: PlacedTensor) -> str:
     """Return a collapsed table with a row per rank, or ``""`` if ranks are too many or only one."""
     if not 1 < shown.mesh.size <= MOST_RANKS:
         return ""
-    rows = []
-    for at in sorted(_places(shown.mesh), key=shown.mesh.rank):
-        shape = tensor.local_shape(at)
-        held = [f"<code>{html.escape(ranges_text(part))}</code>" for part in tensor.ranges(at)]
-        size = format_bytes(math.prod(shape) * tensor.dtype.itemsize)
-        rows.append((str(shown.mesh.rank(at)), *map(str, at), *held, html.escape(shape_text(shape)), size))
-    axes, dims = len(shown.mesh.axes), len(tensor.shape)
-    head = ["rank", *shown.mesh.axes, *(f"dim {dim}" for dim in range(dims)), "holds", "bytes"]
-    table = html.table(head, rows, left=range(1 + axes, 2 + axes + dims))
-    return f"<details><summary>Rank by rank</summary>{table}</details>"
+    mesh, dtype = shown.mesh, tensor.dtype
+    columns = (
+        Column("rank", lambda at: str(mesh.rank(at))),
+        *(_coordinate_column(number, axis) for number, axis in enumerate(mesh.axes)),
+        *(_range_column(tensor, dim) for dim in range(len(tensor.shape))),
+        text("holds", lambda at: html.escape(shape_text(tensor.local_shape(at)))),
+        Column("bytes", lambda at: format_bytes(math.prod(tensor.local_shape(at)) * dtype.itemsize)),
+    )
+    return html.details("Rank by rank", table(columns, sorted(_places(mesh), key=mesh.rank)))
+
+
+def _coordinate_column(number: int, axis: str) -> Column:
+    return Column(axis, lambda at: str(at[number]))
+
+
+def _range_column(tensor: PlacedTensor, dim: int) -> Column:
+    return text(f"dim {dim}", lambda at: f"<code>{html.escape(ranges_text(list(tensor.ranges(at))[dim]))}</code>")
 
 
 def _places(mesh: Mesh) -> list[tuple[int, ...]]:

@@ -7,6 +7,7 @@ from dsexplore._internal.sharding.redistribution import Redistribution, Step
 from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.sharding import rank_grid, shard_picture
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore._internal.views.sharding.rank_grid import meanings
@@ -55,7 +56,7 @@ class RedistributionView(View):
             + html.verdict(shown.verdict())
             + rank_grid.rank_grid(drawn_mesh, both.tensors)
             + f'<div class="way">{_part("before", shown.before, drawn_mesh)}{_steps(shown, drawn_mesh)}'
-            + f'{_part("after", shown.after, drawn_mesh)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
+            + f"{_part('after', shown.after, drawn_mesh)}</div>{html.notes([_NOTE])}"
         )
         style = shard_picture.STYLE + rank_grid.STYLE + STYLE + rank_grid.lit_style(drawn_mesh, both.tensors)
         return html.fragment(body, style)
@@ -95,17 +96,13 @@ def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
     """Return the steps as a table."""
     if not shown.steps:
         return ""
-    rows = [
-        (
-            str(number),
-            f'<span class="axis {axis_class(step.axis)}">{html.name(step.axis, 30)}</span>',
-            f"{step.ranks:,}",
-            f"<code>{step.before}</code> → <code>{step.after}</code>",
-            html.name(step.op) if step.op else "each rank cuts what it has",
-            format_bytes(step.message_bytes) if step.op else "–",
-            format_bytes(step.wire_bytes) if step.op else "–",
-        )
-        for number, step in enumerate(shown.steps, 1)
-    ]
-    head = ("step", "axis", "ranks", "change", "collective", "message bytes", "wire bytes")
-    return f"<div><p><b>→ in order</b></p>{html.table(head, rows, left=(1, 3, 4))}</div>"
+    columns = (
+        Column("step", lambda row: str(row[0])),
+        text("axis", lambda row: f'<span class="axis {axis_class(row[1].axis)}">{html.name(row[1].axis, 30)}</span>'),
+        Column("ranks", lambda row: f"{row[1].ranks:,}"),
+        text("change", lambda row: f"<code>{row[1].before}</code> → <code>{row[1].after}</code>"),
+        text("collective", lambda row: html.name(row[1].op) if row[1].op else "each rank cuts what it has"),
+        Column("message bytes", lambda row: format_bytes(row[1].message_bytes) if row[1].op else "–"),
+        Column("wire bytes", lambda row: format_bytes(row[1].wire_bytes) if row[1].op else "–"),
+    )
+    return f"<div><p><b>→ in order</b></p>{table(columns, enumerate(shown.steps, 1))}</div>"

@@ -33,8 +33,7 @@ class Stretch:
 def stretches(tensor: PlacedTensor, dim: int, most: int) -> list[Stretch]:
     """Return one dim from end to end, in at most about ``most`` stretches; those of empty ranks are omitted."""
     size = tensor.shape[dim]
-    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
-    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    numbers, cuts = cuts_of(tensor, dim)
     total = math.prod(cut.parts for cut in cuts)
     if not cuts or not size:
         return [Stretch(((0, size),), ())]
@@ -52,6 +51,17 @@ def stretches(tensor: PlacedTensor, dim: int, most: int) -> list[Stretch]:
     return [Stretch(((0, size),), (), total)]
 
 
+def cuts_of(tensor: PlacedTensor, dim: int) -> tuple[list[int], list[Cut]]:
+    """Return the placements that cut a dim, as indices and as cuts."""
+    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
+    return numbers, [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+
+
+def single_places(numbers: Sequence[int], at: Sequence[int]) -> tuple[tuple[int, Place], ...]:
+    """Return the places of one coordinate each, on the axes of some placements."""
+    return tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
+
+
 def _is_nested(size: int, cuts: Sequence[Cut]) -> bool:
     """Return True if the first of two axes cuts each part of the second, as FSDP cuts a tensor-parallel shard."""
     return len(cuts) == 2 and 1 < cuts[0].pieces == cuts[1].parts and cuts[1].pieces == 1 and size % cuts[0].pieces == 0
@@ -62,8 +72,7 @@ def _single_blocks(size: int, numbers: Sequence[int], cuts: Sequence[Cut], insid
     for at in itertools.product(*(range(cut.parts) for cut in cuts)):
         ranges = held_ranges(size, cuts, at)
         if ranges:
-            places = tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
-            pieces.append(Stretch(tuple(ranges), places, inside))
+            pieces.append(Stretch(tuple(ranges), single_places(numbers, at), inside))
     return pieces
 
 

@@ -244,7 +244,7 @@ def zoomed(drawing: PanelDrawing, window: Zoom, frame: Frame, times: str) -> Pan
         frame=frame,
         first_row=window.rows[0],
         first_column=window.columns[0],
-        heading=f"{window.whose}, {times} times larger",
+        heading=f"{window.shards}, {times} times larger",
     )
 
 

@@ -25,10 +25,6 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
 
     ``explorer.zoom(rank)`` and ``explorer.choose(tensor)`` do the same as the boxes; ``explorer.held`` is what the
     rank holds of the tensor: per dim one range of indices, or several if they are not contiguous.
-
-    Args:
-        shown: tensors and their mesh.
-        twin: static view of the sharding.
     """
     drawn_mesh, names = DrawnMesh(shown), [tensor.name for tensor in shown.tensors]
     tensor = ipywidgets.Dropdown(options=names, description="tensor", layout={"width": "min(48em, 100%)"})

@@ -35,16 +35,7 @@ def sharding_figure(
     state_dtype: torch.dtype | None = None,
     gradient_dtype: torch.dtype | None = None,
 ) -> go.Figure:
-    """Return a figure of a `Sharding`.
-
-    Args:
-        shown: tensors and their mesh.
-        kind: ``"memory"``, bytes by rank, with equal ranks grouped if there are many; or ``"shards"``, the picture of
-            one tensor. The default is memory for several tensors, shards for one.
-        tensor: name of the tensor for ``"shards"``, if there are several.
-        optimizer: for ``"memory"``, as in `Sharding.memory`; so are the dtypes.
-        state_dtype: dtype of the optimizer's states.
-        gradient_dtype: dtype of the gradients.
+    """Return a figure of a `Sharding`; its arguments are those of `ShardingView.figure`.
 
     Raises:
         UsageError: no such kind, tensor or optimizer.

@@ -27,11 +27,7 @@ from dsexplore._internal.views.view import View
 
 
 class ShardingView(View):
-    """The view of a `Sharding`.
-
-    Args:
-        sharding: the sharding to show.
-    """
+    """The view of a `Sharding`."""
 
     title = "Sharding"
 
@@ -57,7 +53,7 @@ class ShardingView(View):
         said = html.verdict(verdict) if verdict else ""
         drawn_mesh = DrawnMesh(shown)
         lit = lit_style(drawn_mesh, shown.tensors)
-        notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
+        notes = html.notes(shown.notes, 600)
         if len(shown) == 1:
             (tensor,) = shown.tensors
             head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>{said}"

@@ -6,9 +6,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsexplore._internal.sharding.chunks import Cut, Range, held_ranges
+from dsexplore._internal.sharding.chunks import Range, held_ranges
 from dsexplore._internal.sharding.tensor import PlacedTensor
-from dsexplore._internal.views.sharding.shard_blocks import Panel, Picture, ShardBlock, Stretch, block_of
+from dsexplore._internal.views.sharding.shard_blocks import (
+    Panel,
+    Picture,
+    ShardBlock,
+    Stretch,
+    block_of,
+    cuts_of,
+    single_places,
+)
 
 WIDTH, HEIGHT, THINNEST = 520, 240, 36
 """Maximal width and height of a picture, and minimal length of a side, in pixels."""
@@ -31,14 +39,7 @@ class Frame:
 
 
 def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
-    """Return a frame with true proportions in the available space; a side too thin for its labels is stretched.
-
-    Args:
-        rows: number of indices in vertical direction.
-        columns: number of indices in horizontal direction.
-        down: number of stretches in vertical direction.
-        across: number of stretches in horizontal direction.
-    """
+    """Return a frame with true proportions in the available space; a side too thin for its labels is stretched."""
     scale = min(WIDTH / columns, HEIGHT / rows)
     width = 2 * THINNEST if across == 1 else min(across, 16) * THINNEST
     height = max(THINNEST, min(down, 16) * 15)
@@ -83,7 +84,7 @@ class Zoom:
     rows: Range
     columns: Range
     picture: Picture
-    whose: str = "the first shards"
+    shards: str = "the first shards"
 
 
 def zoom(
@@ -95,7 +96,7 @@ def zoom(
         tensor: the tensor that is drawn.
         drawn: picture of the whole tensor.
         at: mesh coordinates of the rank whose shards the window shows; None for the first shards.
-        whose: name of the shards in words.
+        shards: name of the shards in words.
     """
     down, across = (
         _shards(tensor, dim, stretches, at)
@@ -131,8 +132,7 @@ def _shards(
     """
     if at is None or dim is None or not any(stretch.folded > 1 for stretch in stretches):
         return _first_shards(tensor, dim, stretches)
-    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
-    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    numbers, cuts = cuts_of(tensor, dim)
     every = itertools.islice(itertools.product(*(range(cut.parts) for cut in cuts)), _MOST_SHARDS)
     held = ((tuple(held_ranges(tensor.shape[dim], cuts, places)), places) for places in every)
     coordinates = [int(tensor.axes[number](at)) for number in numbers]
@@ -141,11 +141,8 @@ def _shards(
     if not mine:
         return None
     first = min(max(mine[0] - SHARDS // 2, 0), max(len(in_order) - SHARDS, 0))
-    shards = [
-        Stretch(ranges, tuple((number, (here, here + 1)) for number, here in zip(numbers, places, strict=True)))
-        for ranges, places in in_order[first : first + SHARDS]
-    ]
-    return shards if len(shards) > 1 else None
+    around = [Stretch(ranges, single_places(numbers, places)) for ranges, places in in_order[first : first + SHARDS]]
+    return around if len(around) > 1 else None
 
 
 def _first_shards(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
@@ -153,8 +150,7 @@ def _first_shards(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Str
     folded = next((stretch for stretch in stretches if stretch.folded > 1), None)
     if dim is None or folded is None:
         return None
-    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
-    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    numbers, cuts = cuts_of(tensor, dim)
     folded_range = dict(folded.places)
     indices = [range(*folded_range.get(i, (0, cut.parts))) for i, cut in zip(numbers, cuts, strict=True)]
     shards: list[Stretch] = []
@@ -163,8 +159,7 @@ def _first_shards(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Str
         ranges = held_ranges(tensor.shape[dim], cuts, at)
         if len(ranges) != 1 or ranges[0][0] != end:
             continue
-        places = tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
-        shards.append(Stretch(tuple(ranges), places))
+        shards.append(Stretch(tuple(ranges), single_places(numbers, at)))
         end = ranges[0][1]
         if len(shards) == SHARDS:
             break

@@ -13,6 +13,7 @@ from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.units import format_count, format_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
+from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.page.theme import ALARM, SHADE, WAITING
 from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS
 from dsexplore._internal.views.timeline.timeline_drawing import TICKS_STYLE, axis_html
@@ -205,7 +206,7 @@ def _labels(labels: Iterable[tuple[float, float]], span: float) -> str:
     shown: list[tuple[float, str]] = []
     for at, late_by in sorted(labels, key=lambda label: -label[1]):
         last = max(at / span, _LABEL_SHARE)
-        if len(shown) == _MOST_LABELS or any(abs(last - taken) < _LABEL_SHARE for taken, _ in shown):
+        if len(shown) == _MOST_LABELS or any(abs(last - place) < _LABEL_SHARE for place, _ in shown):
             continue
         shown.append((last, f'<b style="left:{100 * last:.1f}%">+{html.escape(format_seconds(late_by))}</b>'))
     return " ".join(label for _, label in sorted(shown))
@@ -236,7 +237,6 @@ def _clock_text(skew: Skew) -> str:
     return "clocks may differ: a rank counts as late where both its start and its duration say so"
 
 
-HEAD = ("rank", "late at", "of", "others waited for it", "waited itself", "likely")
 _COUNTED = (
     "Late at: each collective in which others waited for the rank. The sentence leaves out those where an earlier "
     "collective held it up, and those where it was hardly late."
@@ -279,7 +279,7 @@ class SkewView(View):
     def _html(self, rows: int, *drawn: int) -> str:
         skew = self._skew
         said = html.verdict(skew.verdict())
-        notes = "".join(f'<p class="dim">{html.escape(note, 0)}</p>' for note in self._notes)
+        notes = html.notes(self._notes)
         if not self._has_rows:
             return html.fragment(f"<p>{self.title}</p>{said}{notes}", STYLE)
         ranks = f"<p>{self.title}: {format_count(skew.arrivals['rank'].n_unique(), 'rank')}, measured</p>"
@@ -303,14 +303,18 @@ class SkewView(View):
 
     def _table(self, most: int) -> str:
         ranks = self._ranks()
-        rows = [
-            (str(rank), f"{late:,}", f"{collectives:,}", format_seconds(kept), format_seconds(waited), likely or "–")
-            for rank, collectives, late, kept, waited, likely in ranks.head(most).iter_rows()
-        ]
-        more = ranks.height - len(rows)
-        rest = f'<p class="dim">{more:,} more ranks: <code>to_frame(by="rank")</code></p>' if more > 0 else ""
-        counted = f'<p class="dim">{self._counted}</p>' if self._counted else ""
-        return f"<details><summary>Each rank</summary>{html.table(HEAD, rows, left=(5,))}{rest}{counted}</details>"
+        columns = (
+            Column("rank", lambda row: str(row["rank"])),
+            Column("late at", lambda row: f"{row['late']:,}"),
+            Column("of", lambda row: f"{row['collectives']:,}"),
+            Column("others waited for it", lambda row: format_seconds(row["kept_waiting"])),
+            Column("waited itself", lambda row: format_seconds(row["waited"])),
+            text("likely", lambda row: row["likely"] or "–"),
+        )
+        more = ranks.height - most
+        rest = html.note(f'{more:,} more ranks: <code>to_frame(by="rank")</code>' if more > 0 else "")
+        drawn = table(columns, ranks.head(most).iter_rows(named=True))
+        return html.details("Each rank", f"{drawn}{rest}{html.note(self._counted)}")
 
     @property
     def _counted(self) -> str:

@@ -11,6 +11,7 @@ from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_count, format_rate, format_share
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.page.style import heat
 from dsexplore._internal.views.page.theme import SHADE
@@ -19,6 +20,7 @@ from dsexplore._internal.views.sweep.sweep_points import Point, cells, direction
 from dsexplore._internal.views.view import ResultView
 
 _MOST_ROWS = 24
+_CLICK = "A click on a point shows its block."
 
 STYLE = (
     """
@@ -54,15 +56,15 @@ class SweepView(ResultView[SweepResult]):
         result = self.result
         body = [html.conclusion(self.what(), self.tag, result.verdict())]
         body.append(html.sentences(result_text.remarks(result)))
-        body.append(_section("Settings compared", _settings_table(result), opened=True))
+        body.append(html.details("Settings compared", _settings_table(result), opened=True))
         if result.rounds:
             body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
-        body.append(_section("Rates and latencies", html.sentences(result_text.rate_lines(result))))
+        body.append(html.details("Rates and latencies", html.sentences(result_text.rate_lines(result))))
         for direction in reversed(directions(result)):
             grid = _heat_table(result, direction)
-            body.append(_section(f"{direction}: GB/s by block size and queue depth", grid))
-        body.append(_section("Other limits", _references_table(result)))
-        body.append(_section("How it was measured", _conditions_table(result)))
+            body.append(html.details(f"{direction}: GB/s by block size and queue depth", grid))
+        body.append(html.details("Other limits", _references_table(result)))
+        body.append(html.details("How it was measured", _conditions_table(result)))
         return html.fragment("".join(body), STYLE)
 
     def figure(self, kind: str = "heatmap", operation: str | None = None) -> Any:
@@ -93,14 +95,35 @@ class SweepView(ResultView[SweepResult]):
 
     def explore(self) -> Any:
         """Return a choice of figures; a click on a point shows the ``"aio"`` block of its setting, to copy."""
-        from dsexplore._internal.views.sweep.sweep_explorer import explorer
+        import ipywidgets
 
-        return explorer(self.result, self)
+        from dsexplore._internal.views.widgets.chart_explorer import ChartExplorer
 
+        result, choices = self.result, directions(self.result)
+        by_name = {str(m.sample.config): m.sample.config for m in result.measured}
+        block = ipywidgets.Textarea(layout=ipywidgets.Layout(width="26em", height="14em"), disabled=False)
+        setting = ipywidgets.HTML()
 
-def _section(title: str, body: str, *, opened: bool = False) -> str:
-    """Return a section that opens; nothing if there is nothing in it."""
-    return html.details(title, body, opened) if body else ""
+        def show(config: AioConfig) -> None:
+            explorer.selection = config
+            block.value, setting.value = config.to_json(), html.escape(config)
+
+        def select(name: Any) -> None:
+            if name in by_name:
+                show(by_name[name])
+
+        explorer = ChartExplorer(
+            self,
+            lambda kind, operation: (KINDS[kind](result, operation), f"{kind} of {operation}"),
+            select,
+            {
+                "kind": ipywidgets.Dropdown(options=list(KINDS), description="picture"),
+                "operation": ipywidgets.Dropdown(options=choices, value=choices[-1], description="direction"),
+            },
+            [ipywidgets.HBox([block, ipywidgets.VBox([setting, ipywidgets.HTML(_CLICK)])])],
+        )
+        show(result.best().config if result.rounds else result.control)
+        return explorer
 
 
 def _heat_table(result: SweepResult, direction: str) -> str:
@@ -150,22 +173,15 @@ def _settings_table(result: SweepResult) -> str:
     ranked = sorted(means, key=lambda config: (not means[config].is_narrow, -means[config].value))[:_MOST_ROWS]
     by_config = {point.config: point for point in points(result, directions(result)[-1])}
     widest = max((mean.high for mean in means.values() if mean.is_narrow), default=0.0)
-    rows = [
-        [
-            html.escape(str(config)) + (" (default)" if config == result.control else ""),
-            f"{result.mixed_rate(config) / 1e9:.2f}",
-            f"{result.mixed_rate(config) / 2**30:.2f}",
-            _interval(means[config], widest) + html.escape(str(means[config])),
-            f"{by_config[config].p50 * 1e3:.2f}",
-            f"{by_config[config].p99 * 1e3:.2f}",
-        ]
-        for config in ranked
-    ]
-    return (
-        html.table(["setting", "GB/s", "GiB/s", "× default", "p50 ms", "p99 ms"], rows, left=(), wrap=(0,))
-        if rows
-        else ""
+    columns = (
+        prose("setting", lambda config: html.escape(config) + (" (default)" if config == result.control else "")),
+        Column("GB/s", lambda config: f"{result.mixed_rate(config) / 1e9:.2f}"),
+        Column("GiB/s", lambda config: f"{result.mixed_rate(config) / 2**30:.2f}"),
+        Column("× default", lambda config: _interval(means[config], widest) + html.escape(means[config])),
+        Column("p50 ms", lambda config: f"{by_config[config].p50 * 1e3:.2f}"),
+        Column("p99 ms", lambda config: f"{by_config[config].p99 * 1e3:.2f}"),
     )
+    return table(columns, ranked) if ranked else ""
 
 
 def _interval(mean: Interval, widest: float) -> str:
@@ -181,8 +197,13 @@ def _interval(mean: Interval, widest: float) -> str:
 
 
 def _references_table(result: SweepResult) -> str:
-    rows = [[html.escape(r.name), r.operation, format_rate(r.rate), html.escape(r.note)] for r in result.references]
-    return html.table(["by", "direction", "rate", "how"], rows, left=(0, 1), wrap=(3,)) if rows else ""
+    columns = (
+        text("by", lambda reference: html.escape(reference.name)),
+        text("direction", lambda reference: reference.operation),
+        Column("rate", lambda reference: format_rate(reference.rate)),
+        prose("how", lambda reference: html.escape(reference.note)),
+    )
+    return table(columns, result.references) if result.references else ""
 
 
 def _conditions_table(result: SweepResult) -> str:
@@ -213,4 +234,5 @@ def _conditions_table(result: SweepResult) -> str:
         "system": how.system,
         "started": how.started,
     }
-    return html.table(["", ""], [[html.escape(k), html.parted(v, 300)] for k, v in facts.items() if v], wrap=(1,))
+    columns = text("", lambda fact: html.escape(fact[0])), prose("", lambda fact: html.parted(fact[1], 300))
+    return table(columns, [fact for fact in facts.items() if fact[1]])

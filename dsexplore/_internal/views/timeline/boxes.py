@@ -301,11 +301,11 @@ def _in_columns(
 
 
 def _select(drawn: Boxes, at: Indices) -> Boxes:
-    return Boxes(*(getattr(drawn, each.name)[at] for each in fields(Boxes)))
+    return Boxes(*(getattr(drawn, column.name)[at] for column in fields(Boxes)))
 
 
 def _joined(parts: list[Boxes]) -> Boxes:
-    return Boxes(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Boxes)))
+    return Boxes(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Boxes)))
 
 
 def _stacked(drawn: Boxes, totals: Numbers) -> Boxes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from dsexplore._internal.analysis.step_timeline import Timeline
 from dsexplore._internal.analysis.timeline_verdict import WORDS
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import Boxes, Indices
 from dsexplore._internal.views.timeline.mark_colors import is_gap, key_order
 from dsexplore._internal.views.timeline.timeline_state import TimelineState
-from dsexplore._internal.views.timeline.timeline_text import AXES, span_texts
+from dsexplore._internal.views.timeline.timeline_text import AXES, is_timed, span_texts
 from dsexplore._internal.views.trace.byte_sizes import size_text
 from dsexplore._internal.views.trace.figure_spec import EMPTY, Spec, label, unique
 
@@ -24,60 +25,70 @@ def columns_of(lanes: int) -> int:
     return max(60, 2400 // max(1, min(lanes, FIGURE_LANES)))
 
 
-def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
-    """Return the figure of the window of ``state`` as plotly's JSON.
-
-    Args:
-        state: window and spans, with at most `FIGURE_LANES` lanes.
-        height: height in pixels; 0 to fit the lanes.
-    """
+def timeline_spec(state: TimelineState) -> Spec:
+    """Return the figure of the window of ``state``, of at most `FIGURE_LANES` lanes, as plotly's JSON."""
     timeline, cut = state.timeline, state.cut()
     if not len(cut):
         return EMPTY
-    drawn = timeline.lanes[: state.spans.shape[0]]
-    timed = timeline.order in ("measured", "predicted")
-    scale = 1e3 if timed else 1.0
-    first, last = (at * scale for at in state.window)
-    begin, end = (first + at * (last - first) for at in (cut.begin, cut.end))
-    thick = np.clip(_THICK * cut.level, _THIN, None)
-    names, texts = unique(drawn), _texts(state, cut)
-    listed, data = key_order(state.colors)[:_MOST_KEYS], list[Spec]()
-    for mark in reversed(key_order(state.colors)):  # gaps lie below
-        at = np.flatnonzero(cut.mark == mark)
+    lanes = timeline.lanes[: state.spans.shape[0]]
+    names = unique(lanes)
+    first, last = (at * _scale(timeline) for at in state.window)
+    across = {"title": {"text": _title(state, len(timeline.lanes) - len(lanes))}, "range": [first, last]}
+    down = {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False}
+    layout = {
+        "barmode": "overlay",
+        "height": 150 + 34 * len(lanes),
+        "xaxis": {**across, "zeroline": False},
+        "yaxis": {**down, "range": [len(lanes) - 0.5, -0.5]},
+    }
+    return {"data": _bars(state, cut, names), "layout": layout}
+
+
+def _scale(timeline: Timeline) -> float:
+    """Return how many units of the figure's axis one of the timeline's is: milliseconds in a second."""
+    return 1e3 if is_timed(timeline) else 1.0
+
+
+def _title(state: TimelineState, hidden: int) -> str:
+    """Return the title of the axis; ``hidden``: number of lanes that are not drawn."""
+    timeline = state.timeline
+    more = f", {hidden:,} more lanes not drawn" if hidden else ""
+    tall = f"; taller is more {timeline.sizes} bytes" if not state.spans.flat.all() else ""
+    axis = AXES[timeline.order].partition(",")[0]
+    return f"{'ms' if is_timed(timeline) and tall else f'ms, {axis}' if is_timed(timeline) else axis}{tall}{more}"
+
+
+def _bars(state: TimelineState, drawn: Boxes, names: list[str]) -> list[Spec]:
+    """Return the bars of each mark, gaps below all others; ``names``: of the lanes."""
+    texts, order = _texts(state, drawn), key_order(state.colors)
+    first, last = (at * _scale(state.timeline) for at in state.window)
+    begin, end = (first + at * (last - first) for at in (drawn.begin, drawn.end))
+    thick = np.clip(_THICK * drawn.level, _THIN, None)
+    bars = []
+    for mark in reversed(order):
+        at, color = np.flatnonzero(drawn.mark == mark), state.colors[mark]
         if len(at):
-            data.append(
+            bars.append(
                 {
                     "type": "bar",
                     "orientation": "h",
-                    "name": label(f"{state.colors[mark].letter} {state.colors[mark].name}"),
-                    "legendrank": mark + len(state.colors) * is_gap(state.colors[mark]),
+                    "name": label(f"{color.letter} {color.name}"),
+                    "legendrank": mark + len(state.colors) * is_gap(color),
                     "base": np.round(begin[at], 6).tolist(),
                     "x": np.round((end - begin)[at], 6).tolist(),
-                    "y": [names[lane] for lane in cut.lane[at]],
+                    "y": [names[lane] for lane in drawn.lane[at]],
                     "width": np.round(thick[at], 3).tolist(),
                     "offset": np.round(_THICK / 2 - thick[at], 3).tolist(),
-                    "marker": {"color": state.colors[mark].fill, "line": {"width": 0}},
-                    "showlegend": mark in listed,
+                    "marker": {"color": color.fill, "line": {"width": 0}},
+                    "showlegend": mark in order[:_MOST_KEYS],
                     "customdata": at.tolist(),
                     "hovertext": [texts[i] for i in at],
                     "hovertemplate": "%{hovertext}<extra></extra>",
                     "meta": {"kind": "sequence"},
-                    **_labels(state, cut, at),
+                    **_labels(state, drawn, at),
                 }
             )
-    hidden = len(timeline.lanes) - len(drawn)
-    more = f", {hidden:,} more lanes not drawn" if hidden else ""
-    tall = f"; taller is more {timeline.sizes} bytes" if not state.spans.flat.all() else ""
-    axis = AXES[timeline.order].partition(",")[0]
-    title = f"{'ms' if timed and tall else f'ms, {axis}' if timed else axis}{tall}{more}"
-    lanes = {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False}
-    layout = {
-        "barmode": "overlay",
-        "height": height or 150 + 34 * len(drawn),
-        "xaxis": {"title": {"text": title}, "range": [first, last], "zeroline": False},
-        "yaxis": {**lanes, "range": [len(drawn) - 0.5, -0.5]},
-    }
-    return {"data": data, "layout": layout}
+    return bars
 
 
 def _labels(state: TimelineState, drawn: Boxes, at: Indices) -> Spec:

@@ -44,19 +44,18 @@ _EVENT = ("owner", "cause", "peer", "source")
 
 def place(timeline: Timeline, at: float) -> str:
     """Return the text of a position on the axis: ``1.2 ms`` or ``17``."""
-    return format_seconds(at) if _is_timed(timeline) else f"{floor(at + 0.5):,}"
+    return format_seconds(at) if is_timed(timeline) else f"{floor(at + 0.5):,}"
 
 
-def _is_timed(timeline: Timeline) -> bool:
+def is_timed(timeline: Timeline) -> bool:
+    """Return True if the axis is time, not an order."""
     return timeline.order in ("measured", "predicted")
 
 
 def ticks(timeline: Timeline, first: float, last: float) -> list[tuple[float, str]]:
     """Return (position, text) of a window's ticks, at round numbers; the position is a fraction of the window."""
     width = last - first
-    places = [at for at in round_numbers(first, last) if _is_timed(timeline) or at == floor(at)] or [
-        float(floor(first))
-    ]
+    places = [at for at in round_numbers(first, last) if is_timed(timeline) or at == floor(at)] or [float(floor(first))]
     return [(min(max((at - first) / width, 0.0), 1.0), place(timeline, at)) for at in places]
 
 
@@ -141,7 +140,7 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     rows = spans["row"].to_list()
     with_row = [row for row in rows if row is not None]
     columns = {name: iter(events[name].gather(with_row).to_list()) for name in _EVENT} if with_row else {}
-    words, timed = WORDS[timeline.sizes], _is_timed(timeline)
+    words, timed = WORDS[timeline.sizes], is_timed(timeline)
     messages = _messages(timeline, at)
     plain = _once(lambda text: html.plain(text, 90))
     sized = _once(lambda size: f"{format_bytes(size)} {words}")

@@ -27,9 +27,7 @@ WORDS = {
 def signed(sizes: Sizes, unknown: npt.NDArray[Any] | None) -> Sizes:
     """Return sums of bytes as numbers whose sign says if sizes are missing: −x is at least x, and −0 wholly unknown.
 
-    Args:
-        sizes: sums of the known sizes.
-        unknown: how many sizes are unknown in each sum; None for none in any.
+    ``unknown``: how many sizes are unknown in each sum; None for none in any.
     """
     return sizes if unknown is None else np.where(unknown > 0, -sizes, sizes)
 

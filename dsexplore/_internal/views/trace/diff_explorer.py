@@ -18,11 +18,6 @@ class DiffExplorer(TimelineExplorer):
 
     See `TimelineExplorer` for its keys. `selection` has the selected events of both traces; `before` and `after`
     have those of each, and `chosen` is their diff.
-
-    Args:
-        diff: the difference to explore.
-        lanes: as in `TraceDiff.timeline`.
-        color_by: as in `TraceDiff.timeline`.
     """
 
     def __init__(self, diff: TraceDiff, lanes: str | None = None, color_by: str | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -16,6 +16,7 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import TraceDiff
 from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.page.theme import ALARM, GREY, SHADE
 from dsexplore._internal.views.trace import outline
 from dsexplore._internal.views.trace.byte_sizes import column_of
@@ -50,8 +51,17 @@ _TIMES = (
     ("± time (pred.)", "predicted seconds of B less those of A", "delta"),
 )
 
-_Change = tuple[Any, ...]
-"""One row of the difference: op, axis, phase, count before and after, bytes before and after."""
+
+class _Change(NamedTuple):
+    """A row of the difference of one module."""
+
+    op: str
+    axis: str
+    phase: str
+    calls: float
+    calls_after: float
+    bytes: float
+    bytes_after: float
 
 
 @dataclass(frozen=True)
@@ -178,23 +188,22 @@ class DiffRows:
         changes = self._changes.get(self.tree.names[row], ())
         if not changes:
             return ""
-        rows = [
-            (
-                _sign((size, count), (size_after, count_after)),
-                html.name(op, 60),
-                html.name(axis or "–", 60),
-                html.escape(phase),
-                _both(count, count_after, count_text),
-                _both(size, size_after, format_bytes),
-                signed_bytes(size_after - size) if size != size_after else "",
-            )
-            for op, axis, phase, count, count_after, size, size_after in changes[:_MOST_ROWS]
-        ]
         per_call = ", each" if times > 1 else ""
-        head = ("", "collective", "axis", "phase", f"count{per_call}", f"bytes{per_call}", f"± bytes{per_call}")
-        more = f'<p class="dim">… and {len(changes) - _MOST_ROWS:,} more.</p>' if len(changes) > _MOST_ROWS else ""
-        table = html.table(head, rows, left=(0, 1, 2, 3)) + more
-        return outline.of_each(self.tree.names[row], times, table)
+        columns = (
+            text("", lambda change: _sign((change.bytes, change.calls), (change.bytes_after, change.calls_after))),
+            text("collective", lambda change: html.name(change.op, 60)),
+            text("axis", lambda change: html.name(change.axis or "–", 60)),
+            text("phase", lambda change: html.escape(change.phase)),
+            Column(f"count{per_call}", lambda change: _both(change.calls, change.calls_after, count_text)),
+            Column(f"bytes{per_call}", lambda change: _both(change.bytes, change.bytes_after, format_bytes)),
+            Column(f"± bytes{per_call}", _more_bytes),
+        )
+        drawn = table(columns, changes[:_MOST_ROWS], hidden=len(changes) - _MOST_ROWS)
+        return outline.of_each(self.tree.names[row], times, drawn)
+
+
+def _more_bytes(change: _Change) -> str:
+    return signed_bytes(change.bytes_after - change.bytes) if change.bytes != change.bytes_after else ""
 
 
 def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
@@ -219,7 +228,7 @@ def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...
     by_module: dict[str, list[_Change]] = {}
     numbers = [f"{name}_{when}" for name in (SIZES[0], size) for when in ("before", "after")]
     for module, *change in changes.select("module", "op", "axis", "phase", *numbers).iter_rows():
-        by_module.setdefault(module, []).append(tuple(change))
+        by_module.setdefault(module, []).append(_Change(*change))
     return {module: tuple(rows) for module, rows in by_module.items()}
 
 

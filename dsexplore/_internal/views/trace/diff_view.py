@@ -22,7 +22,7 @@ from dsexplore._internal.views.trace import diff_tree, drawings, headline_view, 
 from dsexplore._internal.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, column_of, summed_over
 from dsexplore._internal.views.trace.diff_tree import DiffRows, signed_bytes
 from dsexplore._internal.views.trace.headline_view import PER, findings_table
-from dsexplore._internal.views.trace.module_tree import MOST_AXES, OTHER_AXES
+from dsexplore._internal.views.trace.module_tree import MOST_AXES, OTHER_AXES, drawn_axes
 from dsexplore._internal.views.view import View
 
 _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
@@ -85,7 +85,7 @@ class TraceDiffView(View):
         head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), 300)}</p>"
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
-            return html.fragment(f'{head}<p class="dim">{SAME}</p>')
+            return html.fragment(head + html.note(SAME))
         said = diff_tree.key() + self._sizes_note(sizes)
         ids = {sentence.about: anchor for sentence, anchor in names.items()}
         below = self._findings(ids.get("finding", "")) + self._in_time(ids.get("time", ""))
@@ -201,8 +201,7 @@ class PlanDifferenceView(View):
             return html.fragment(html.verdict(self._difference.verdict()))
         sides = (self._difference.before, self._difference.after)
         names = dict.fromkeys(axis or NO_AXIS for side in sides for axis in side.to_frame()["axis"])
-        axes = list(names) if len(names) <= MOST_AXES else [*list(names)[: MOST_AXES - 1], OTHER_AXES]
-        return html.fragment(_headline(self._difference, {}, axes), STYLE)
+        return html.fragment(_headline(self._difference, {}, drawn_axes(list(names))), STYLE)
 
 
 def _headline(difference: PlanDifference, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:

@@ -26,11 +26,7 @@ _OTHER = _INDEX["other"]
 def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
     """Return a collapsible section, or ``""`` if its body is empty.
 
-    Args:
-        title: title, always visible.
-        body: content as HTML.
-        opened: whether the section is open at first.
-        anchor: id of the body; a browser that follows a link to it opens the section.
+    ``anchor`` is the id of the body; a browser that follows a link to it opens the section.
     """
     if not body:
         return ""

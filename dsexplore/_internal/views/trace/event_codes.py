@@ -65,14 +65,14 @@ class Causes:
 class Columns:
     """Numbers by row of the module tree; they include the modules inside and count steps only.
 
-    Except ``own``, which is without the modules inside, and ``phases``, which has the phases outside steps too.
+    Except ``alone``, which is without the modules inside, and ``phases``, which has the phases outside steps too.
     """
 
     count: Sizes
     """(modules,) number of collectives."""
     bytes: Sizes
     """(modules,) bytes."""
-    own: Sizes
+    alone: Sizes
     """(modules,) bytes of the module itself."""
     axes: Sizes
     """(axes, modules) bytes on each of the tree's axes."""

@@ -35,10 +35,6 @@ class EventLines:
 
         With a quarter of 1,000,000 events in the mask, this takes 4 ms; indexing each array by the mask takes
         13.
-
-        Args:
-            mask: (events,) mask over the trace's events.
-            values: (events,) value of each of the trace's events.
         """
         kept, held = self._kept(mask), values[self.at]
         line, of = (self.line, held) if kept is None else (self.line.take(kept), held.take(kept))
@@ -50,10 +46,6 @@ class EventLines:
 
         Rows are read one by one: for so few, waking polars' threads takes longer than gathering the rows, above
         all while the browser keeps the processors busy. 20 rows: 0.2 ms instead of 1.6.
-
-        Args:
-            lines: indices of the rows.
-            numbers: (m,) values of a further column each.
         """
         rows = []
         for line in lines.tolist():

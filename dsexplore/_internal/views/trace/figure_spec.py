@@ -72,12 +72,7 @@ EMPTY: Spec = {"data": [], "layout": {}}
 
 
 def finished(spec: Spec, empty: str = "") -> Spec:
-    """Return the figure with the layout that all share: no background, legible ink, space for its labels.
-
-    Args:
-        spec: data of the figure, and its own part of the layout.
-        empty: text shown instead if there is no data.
-    """
+    """Return the figure with the layout that all share: no background, legible ink, space for its labels."""
     margin = {"l": 8, "r": 8, "t": 36, "b": 8}
     layout = {"template": {}, **FIGURE, "margin": margin, "legend": LEGEND_ABOVE, "height": 360, **spec["layout"]}
     for axis in ("xaxis", "yaxis"):

@@ -38,13 +38,7 @@ class FigureKind:
 def trace_figure(
     tables: Tables, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE
 ) -> Any:
-    """Return one figure of a trace as a ``plotly.graph_objects.Figure``.
-
-    Args:
-        tables: tables of the trace.
-        kind: a key of `KINDS`.
-        window: for ``sequence``, the part of its axis: seconds where measured, else rounds or places in the order.
-        sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
+    """Return one figure of a trace as a ``plotly.graph_objects.Figure``; its arguments are those of `TraceView.figure`.
 
     Raises:
         UsageError: no such kind or sizes.
@@ -89,7 +83,7 @@ def sequence_state(tables: Tables, sizes: str) -> TimelineState:
     return TimelineState(timeline, columns_of(len(timeline.lanes)), most_lanes=FIGURE_LANES)
 
 
-def _bytes_of_each_rank(tables: Tables, sizes: str) -> str:
+def _bytes_per_rank(tables: Tables, sizes: str) -> str:
     """Return the caption of figures with a row for each recorded rank."""
     steps = in_steps(tables.events)["step"].n_unique()
     over = f"summed over its {steps:,} steps" if steps > 1 else "in one step"
@@ -100,8 +94,8 @@ KINDS: dict[str, FigureKind] = {
     "modules": FigureKind("module × axis", modules, bytes_summed),
     "ops": FigureKind("op × phase", bytes_by_op),
     "sequence": FigureKind("sequence", sequence, bytes_summed),
-    "ranks": FigureKind("who talks to whom", rank_matrix, _bytes_of_each_rank),
-    "sankey": FigureKind("sankey", sankey, _bytes_of_each_rank),
+    "ranks": FigureKind("who talks to whom", rank_matrix, _bytes_per_rank),
+    "sankey": FigureKind("sankey", sankey, _bytes_per_rank),
     "sizes": FigureKind("message sizes", message_sizes),
     "bandwidth": FigureKind("bandwidth", bandwidth, empty="no durations were measured"),
 }

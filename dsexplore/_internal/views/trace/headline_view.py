@@ -12,10 +12,11 @@ from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.trace.schema import NO_AXIS
 from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, prose, table
 from dsexplore._internal.views.page.style import AXIS_STYLE
 from dsexplore._internal.views.page.theme import axis_mark, axis_number
 from dsexplore._internal.views.trace import drawings
-from dsexplore._internal.views.trace.module_tree import MOST_AXES, OTHER_AXES
+from dsexplore._internal.views.trace.module_tree import OTHER_AXES, drawn_axes
 from dsexplore._internal.views.view import View
 
 MOST_FINDINGS = 30
@@ -59,43 +60,31 @@ def sizes(finding: Finding) -> str:
 
 
 def findings_part(findings: Findings, most: int = MOST_FINDINGS, opened: bool = False, anchor: str = "") -> str:
-    """Return the findings as a collapsible section; empty if there are none.
-
-    Args:
-        findings: to list.
-        most: maximal number of findings shown.
-        opened: whether the section is open at first.
-        anchor: id of the table.
-    """
-    table = f"<div>{findings_table(findings, most)}</div>" if len(findings) else ""
-    return drawings.part(f"Findings: {len(findings):,}{PER}", table, opened, anchor)
+    """Return the findings as a collapsible section, empty if there are none; ``anchor``: id of the table."""
+    body = f"<div>{findings_table(findings, most)}</div>" if len(findings) else ""
+    return drawings.part(f"Findings: {len(findings):,}{PER}", body, opened, anchor)
 
 
 def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: Iterable[str] = ()) -> str:
-    """Return a table of the first findings: why, module, line, wire bytes and what to try.
-
-    Args:
-        findings: the findings.
-        most: maximal number of findings shown.
-        attributes: attributes of each row's tag.
-    """
+    """Return a table of the first findings; ``attributes``: those of each row's tag."""
     if not len(findings):
-        return f'<p class="dim">{NO_FINDING}</p>'
-    rows = [
-        (
-            html.prose(finding.why, 260),
-            html.parted(finding.module, 90),
-            html.parted(finding.source or "–", 90),
-            "–" if finding.is_wrong else format_bytes(finding.wire_bytes) + (" once" if finding.per == "rank" else ""),
-            format_bytes(finding.spare_bytes) if finding.spare_bytes else "–",
-            html.prose(finding.change, 400).replace("; or, ", ";<br>or, "),
-        )
-        for finding in findings[:most]
-    ]
-    head = ("finding", "module", "source", "wire bytes", "saves", "try")
-    hidden = len(findings) - len(rows)
-    more = f'<p class="dim">… and {hidden:,} more: <code>findings()</code> has all.</p>' if hidden else ""
-    return html.table(head, rows, left=(), wrap=(0, 1, 2, 5), attributes=attributes, stacks=True) + more
+        return html.note(NO_FINDING)
+    columns = (
+        prose("finding", lambda finding: html.prose(finding.why, 260)),
+        prose("module", lambda finding: html.parted(finding.module, 90)),
+        prose("source", lambda finding: html.parted(finding.source or "–", 90)),
+        Column("wire bytes", _wire_cell),
+        Column("saves", lambda finding: format_bytes(finding.spare_bytes) if finding.spare_bytes else "–"),
+        prose("try", lambda finding: html.prose(finding.change, 400).replace("; or, ", ";<br>or, ")),
+    )
+    hidden, more = len(findings) - most, "more: <code>findings()</code> has all."
+    return table(columns, findings[:most], attributes=attributes, stacks=True, hidden=hidden, more=more)
+
+
+def _wire_cell(finding: Finding) -> str:
+    if finding.is_wrong:
+        return "–"
+    return format_bytes(finding.wire_bytes) + (" once" if finding.per == "rank" else "")
 
 
 STYLE = (
@@ -151,7 +140,7 @@ def headline_html(
         headline: headline of a trace.
         link: returns HTML, for the index of a sentence, that links to the rows that it is about.
         axes: axes in the order of their colors in the tree next to it; by default most bytes first.
-        prediction: prediction of the trace, whose seconds are shown next to the bytes.
+        prediction: prediction whose seconds are shown next to the bytes.
     """
     if not headline.sentences:
         return html.verdict(headline.verdict())
@@ -220,7 +209,7 @@ def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None)
     if not rows:
         return ""
     names = [row["axis"] or NO_AXIS for row in rows]
-    order = list(axes) or (names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES])
+    order = list(axes) or drawn_axes(names)
     parts, words, (timed, times) = [], [], _times(headline, prediction)
     for name in order:
         held = [r for r, n in zip(rows, names, strict=True) if n == name or (name == OTHER_AXES and n not in order)]

@@ -6,7 +6,7 @@ sums.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -93,12 +93,7 @@ class ModuleTree:
 
 
 def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
-    """Build the tree of all modules that are listed, that own an event, or that hold a parameter.
-
-    Args:
-        tables: tables of the trace.
-        facets: encoded columns ``owner`` and ``axis`` of the events.
-    """
+    """Build the tree of all modules that are listed, that own an event, or that hold a parameter."""
     held = _held(tables.parameters)
     listed = tables.modules.unique("module", keep="first", maintain_order=True)
     names, parents, ends = _preorder(_parents(listed, facets["owner"].labels, held["module"].to_list()))
@@ -142,7 +137,12 @@ def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
     totals = np.bincount(axis.codes, size, minlength=len(axis.labels))
     ranked = sorted(range(len(axis.labels)), key=lambda i: (-totals[i], axis.labels[i]))
     names = [axis.labels[i] or NO_AXIS for i in ranked]
-    return names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES]
+    return drawn_axes(names)
+
+
+def drawn_axes(names: Sequence[str]) -> list[str]:
+    """Return the axes that are drawn apart, of some in order of importance; the last may be `OTHER_AXES`."""
+    return list(names) if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES]
 
 
 def _in_steps(tables: Tables) -> npt.NDArray[np.float64]:

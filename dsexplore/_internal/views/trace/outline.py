@@ -178,11 +178,7 @@ def of_each(module: str, times: int, body: str) -> str:
 
 
 class Anchors:
-    """The ids that sentences link to, each given to the first row at its module's place in the model.
-
-    Args:
-        of_modules: {module: id}.
-    """
+    """The ids that sentences link to, each given to the first row at its module's place in the model."""
 
     def __init__(self, of_modules: Mapping[str, str]) -> None:
         self.left = {_place(module): anchor for module, anchor in of_modules.items()}

@@ -12,11 +12,12 @@ from dsexplore._internal.analysis.uneven_sends import most_sent, uneven_sends
 from dsexplore._internal.trace.unknown_sizes import format_sum
 from dsexplore._internal.units import format_bytes, format_count
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, bar, prose, table, text
 from dsexplore._internal.views.page.theme import axis_number
 from dsexplore._internal.views.timeline import timeline_drawing
 from dsexplore._internal.views.trace import drawings, tally
 from dsexplore._internal.views.trace.byte_sizes import WIRE, size_text
-from dsexplore._internal.views.trace.event_codes import CAUSE, Causes, EventCodes
+from dsexplore._internal.views.trace.event_codes import Causes, EventCodes
 from dsexplore._internal.views.trace.rank_flows import between_ranks
 
 MOST_CAUSES = 20
@@ -28,12 +29,7 @@ _CAUSE_NAME = 90
 
 
 def communication_html(codes: EventCodes, anchors: Mapping[str, str] | None = None) -> str:
-    """Return all sections that have something to show.
-
-    Args:
-        codes: events of the trace.
-        anchors: {kind of figure: id of the section that shows the same}.
-    """
+    """Return all sections that have something to show; ``anchors``: {kind of figure: id of its section}."""
     if not len(codes):
         return ""
     of_section = {OF_FIGURE[kind]: anchor for kind, anchor in (anchors or {}).items()}
@@ -54,38 +50,30 @@ def still_html(codes: EventCodes, kind: str) -> str:
 def causes_part(causes: Causes, opened: bool, clickable: bool = False) -> str:
     """Return the table of implicit redistributes under its title, or ``""`` if there are none.
 
-    Args:
-        causes: rows of the table.
-        opened: whether the section is open at first.
-        clickable: whether rows can be clicked and reached with Tab.
+    ``clickable``: whether rows can be clicked and reached with Tab.
     """
     title = f"Redistributes that the program did not ask for: {causes.events:,}"
     return drawings.part(title, f"<div>{_causes_html(causes, clickable)}</div>" if causes.lines else "", opened)
 
 
 def _causes_html(causes: Causes, clickable: bool) -> str:
-    rows = []
-    for row in causes.shown:
-        names = _names_of_cause(*(row[column] for column in CAUSE))
-        rows.append((*names[:-1], f"{row['count']:,}", format_bytes(row["bytes"]), names[-1]))
-    marks = [f' data-cause="{row["line"]}" tabindex="0"' for row in causes.shown] if clickable else ()
-    head = ("module", "cause", "collective", "axis", "phase", "count", "bytes", "source")
-    hidden = causes.lines - len(causes.shown)
-    more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden > 0 else ""
-    return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7), attributes=marks) + more
-
-
-@lru_cache(maxsize=4096)  # a filter changes the numbers of a line, and its names never
-def _names_of_cause(module: str, op: str, axis: str, phase: str, cause: str, source: str) -> tuple[str, ...]:
-    """Return the text cells of a row of the table of causes: module, cause, op, axis, phase, source."""
-    return (
-        html.parted(module, _CAUSE_NAME),
-        html.parted(cause or "–", _CAUSE_NAME),
-        html.name(op, 40),
-        html.name(axis or "–", 40),
-        html.escape(phase),
-        html.parted(source.partition(" ← ")[0] or "–", _CAUSE_NAME),
+    columns = (
+        prose("module", lambda row: _parted(row["module"])),
+        prose("cause", lambda row: _parted(row["cause"])),
+        text("collective", lambda row: html.name(row["op"], 40)),
+        text("axis", lambda row: html.name(row["axis"] or "–", 40)),
+        text("phase", lambda row: html.escape(row["phase"])),
+        Column("count", lambda row: f"{row['count']:,}"),
+        Column("bytes", lambda row: format_bytes(row["bytes"])),
+        prose("source", lambda row: _parted(row["source"].partition(" ← ")[0])),
     )
+    marks = [f' data-cause="{row["line"]}" tabindex="0"' for row in causes.shown] if clickable else ()
+    return table(columns, causes.shown, attributes=marks, hidden=causes.lines - len(causes.shown))
+
+
+@lru_cache(maxsize=4096)  # a filter changes the numbers of a row, and its names never
+def _parted(name: str) -> str:
+    return html.parted(name or "–", _CAUSE_NAME)
 
 
 def _places(codes: EventCodes) -> tuple[str, str]:
@@ -96,19 +84,27 @@ def _places(codes: EventCodes) -> tuple[str, str]:
 def _ops(codes: EventCodes) -> tuple[str, str]:
     totals = tally.op_by_phase(codes.tables.events, codes.column)
     phases = codes.facets["phase"].labels
-    ops = totals.partition_by("op", as_dict=True, maintain_order=True)
-    sums = {op: int(part["bytes"].sum()) for (op,), part in ops.items()}
-    missing = {op: int(part["unknown"].sum()) for (op,), part in ops.items()}
-    top, rows = max(sums.values()) or 1, []
-    for (op,), part in ops.items():
-        sizes = dict(part.select("phase", "bytes").iter_rows())
-        unknown = dict(part.select("phase", "unknown").iter_rows())
-        split = [(phase, sizes[phase]) for phase in phases if phase in sizes]
-        spoken = ", ".join(f"{phase} {format_sum(size, unknown[phase])}" for phase, size in split)
-        bar, count = drawings.phase_bar(split, top), f"{part['count'].sum():,}"
-        rows.append((html.name(op, 40), bar, count, format_sum(sums[op], missing[op]), html.escape(spoken, 0)))
-    table = html.table(("op", "bytes", "count", "all phases", "by phase"), rows, bar=1)
-    return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{table}</div>"
+    parts = {op: part for (op,), part in totals.partition_by("op", as_dict=True, maintain_order=True).items()}
+    sums = {op: int(part["bytes"].sum()) for op, part in parts.items()}
+    missing = {op: int(part["unknown"].sum()) for op, part in parts.items()}
+    top = max(sums.values()) or 1
+
+    def split(op: str, column: str) -> list[tuple[str, int]]:
+        numbers = dict(parts[op].select("phase", column).iter_rows())
+        return [(phase, numbers[phase]) for phase in phases if phase in numbers]
+
+    def spoken(op: str) -> str:
+        unknown = dict(split(op, "unknown"))
+        return ", ".join(f"{phase} {format_sum(size, unknown[phase])}" for phase, size in split(op, "bytes"))
+
+    columns = (
+        text("op", lambda op: html.name(op, 40)),
+        bar("bytes", lambda op: drawings.phase_bar(split(op, "bytes"), top)),
+        Column("count", lambda op: f"{parts[op]['count'].sum():,}"),
+        Column("all phases", lambda op: format_sum(sums[op], missing[op])),
+        Column("by phase", lambda op: html.escape(spoken(op), 0)),
+    )
+    return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{table(columns, parts)}</div>"
 
 
 def _sequence(codes: EventCodes) -> tuple[str, str]:
@@ -123,67 +119,64 @@ def _peers(codes: EventCodes) -> tuple[str, str]:
     if not flows.receivers:
         return title, ""
     note = (
-        f'<p class="dim">{codes.kind_of_sizes.title()} bytes from each recorded rank in its steps, start-up left out; '
+        f"{codes.kind_of_sizes.title()} bytes from each recorded rank in its steps, start-up left out; "
         "a collective's are shared equally among its group's other ranks. "
-        "Peers that get the same are one column: what each of them gets.</p>"
+        "Peers that get the same are one column: what each of them gets."
     )
-    hidden = f'<p class="dim">{flows.hidden:,} more rows and columns are not drawn.</p>' if flows.hidden else ""
+    hidden = html.note(f"{flows.hidden:,} more rows and columns are not drawn." if flows.hidden else "")
     if codes.unsized is not None:
         without = format_count(int(codes.unsized.sum()), "collective")
-        hidden += f'<p class="dim">Without {without} of unknown size.</p>'
-    return title, f"<div>{note}{drawings.heatmap(flows.grid(), format_bytes, 'to rank')}{hidden}</div>"
+        hidden += html.note(f"Without {without} of unknown size.")
+    return title, f"<div>{html.note(note)}{drawings.heatmap(flows.grid(), format_bytes, 'to rank')}{hidden}</div>"
 
 
 def experts_part(codes: EventCodes, opened: bool, anchor: str = "") -> str:
-    """Return who is sent most by all_to_alls with uneven splits, or ``""`` if there are none.
-
-    Args:
-        codes: events of the trace.
-        opened: whether the section is open at first.
-        anchor: id of its body.
-    """
+    """Return who is sent most by all_to_alls with uneven splits, or ``""`` if there are none."""
     uneven = uneven_sends(codes.tables)
     worst = most_sent(uneven)
     if worst is None:
         return ""
     parts = []
     for (axis,), of_axis in uneven.partition_by("axis", as_dict=True, maintain_order=True).items():
-        most = of_axis["bytes"][0]
-        rows = [
-            (str(rank), html.stacked_bar([(f"a{axis_number(axis)}", "", size or 0, "")], most or 1), format_bytes(size))
-            for rank, size in of_axis.head(_MOST_EXPERTS).select("rank", "bytes").iter_rows()
-        ]
-        hidden = of_axis.height - len(rows)
-        more = f'<p class="dim">{format_count(hidden, "more rank")}.</p>' if hidden > 0 else ""
-        parts.append(f"<p>{html.axis_key(axis)}</p>{html.table(('rank', '', 'received'), rows, bar=1)}{more}")
+        parts.append(f"<p>{html.axis_key(axis)}</p>{_received_table(axis, of_axis)}")
     note = "Message bytes that the recorded ranks send each rank by all_to_alls with uneven splits, in all their steps."
-    body = f'<div>{"".join(parts)}<p class="dim">{note}</p></div>'
-    return drawings.part(str(worst), body, opened, anchor)
+    return drawings.part(str(worst), f"<div>{''.join(parts)}{html.note(note)}</div>", opened, anchor)
+
+
+def _received_table(axis: str, ranks: pl.DataFrame) -> str:
+    """Return a row per rank with the bytes that it is sent; ``ranks``: those of an axis, most bytes first."""
+    most, kind = ranks["bytes"][0] or 1, f"a{axis_number(axis)}"
+    columns = (
+        text("rank", lambda row: str(row["rank"])),
+        bar("", lambda row: html.stacked_bar([(kind, "", row["bytes"] or 0, "")], most)),
+        Column("received", lambda row: format_bytes(row["bytes"])),
+    )
+    hidden = ranks.height - _MOST_EXPERTS
+    more = html.note(f"{format_count(hidden, 'more rank')}." if hidden > 0 else "")
+    return table(columns, ranks.head(_MOST_EXPERTS).iter_rows(named=True)) + more
 
 
 def _sizes(codes: EventCodes) -> tuple[str, str]:
     messages = tally.message_sizes(codes.tables.events)
     ops = sorted(set(messages["op"]))
-    sizes = messages["size"].unique().sort(nulls_last=True).to_list()
-    top = max((int(part["count"].sum()) for part in messages.partition_by("size")), default=1)
-    rows = []
-    for size in sizes:
-        part = messages.filter(pl.col("size").eq_missing(pl.lit(size, pl.Int64)))
-        count = int(part["count"].sum())
-        bar = f'<div class="bar"><span style="background:var(--dsx-dim);width:{100 * count / top:.2f}%"></span></div>'
-        by_op = ", ".join(f"{op} {n:,}" for op, n in part.select("op", "count").iter_rows())
-        rows.append(
-            (
-                f"{format_bytes(size)} –" if size else tally.size_range(size),
-                f"{count:,}",
-                f'<div style="width:160px">{bar}</div>',
-                html.escape(by_op),
-            )
-        )
-    return (
-        f"Message sizes of {format_count(len(ops), 'op')}",
-        f"<div>{html.table(('message', 'count', '', 'ops'), rows, left=(2, 3))}</div>",
+    by_size = {size: part for (size,), part in messages.partition_by("size", as_dict=True, maintain_order=True).items()}
+    counts = {size: int(part["count"].sum()) for size, part in by_size.items()}
+    top = max(counts.values(), default=1)
+
+    def drawn(size: int | None) -> str:
+        look = f"background:var(--dsx-dim);width:{100 * counts[size] / top:.2f}%"
+        return f'<div style="width:160px"><div class="bar"><span style="{look}"></span></div></div>'
+
+    def ops_of(size: int | None) -> str:
+        return html.escape(", ".join(f"{op} {n:,}" for op, n in by_size[size].select("op", "count").iter_rows()))
+
+    columns = (
+        Column("message", lambda size: f"{format_bytes(size)} –" if size else tally.size_range(size)),
+        Column("count", lambda size: f"{counts[size]:,}"),
+        text("", drawn),
+        text("ops", ops_of),
     )
+    return f"Message sizes of {format_count(len(ops), 'op')}", f"<div>{table(columns, by_size)}</div>"
 
 
 def _bandwidth(codes: EventCodes) -> tuple[str, str]:
@@ -191,11 +184,13 @@ def _bandwidth(codes: EventCodes) -> tuple[str, str]:
     bandwidths = tally.bus_bandwidth(codes.tables.events)
     if bandwidths.is_empty():
         return title, ""
-    rows = [
-        (html.name(row["op"]), format_bytes(row["size"]), f"{row['count']:,}", f"{row['gb_per_s']:.3g} GB/s")
-        for row in bandwidths.iter_rows(named=True)
-    ]
-    return title, f"<div>{html.table(('op', 'message from', 'count', 'busbw'), rows)}</div>"
+    columns = (
+        text("op", lambda row: html.name(row["op"])),
+        Column("message from", lambda row: format_bytes(row["size"])),
+        Column("count", lambda row: f"{row['count']:,}"),
+        Column("busbw", lambda row: f"{row['gb_per_s']:.3g} GB/s"),
+    )
+    return title, f"<div>{table(columns, bandwidths.iter_rows(named=True))}</div>"
 
 
 OF_FIGURE: dict[str, Callable[[EventCodes], tuple[str, str]]] = {

@@ -43,10 +43,7 @@ def grid(
 ) -> Grid:
     """Build a grid from {(row, column): bytes}, largest rows and columns first; those beyond the limit are merged.
 
-    Args:
-        totals: known bytes of each cell.
-        most: maximal number of rows.
-        unknown: {(row, column): how many sizes are not known}, where there are some.
+    ``unknown``: {(row, column): how many sizes are not known}, where there are some.
     """
     rows = _ranked([(row, size) for (row, _), size in totals.items()], most)
     columns = _ranked([(column, size) for (_, column), size in totals.items()], MOST_COLUMNS)

@@ -17,6 +17,7 @@ from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.trace.unknown_sizes import format_sum
 from dsexplore._internal.units import format_bytes, format_count
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import prose, table, text
 from dsexplore._internal.views.skew import skew_view
 from dsexplore._internal.views.timeline import timeline_drawing
 from dsexplore._internal.views.timeline.timeline_text import whole
@@ -169,8 +170,8 @@ def _skew(headline: Headline, anchor: str, opened: bool) -> str:
 
 def _answers(headline: Headline) -> str:
     """Return a table of the report's questions and answers."""
-    rows = [(html.escape(question), html.prose(answer, 1200)) for question, answer in report(headline)]
-    return f'<div class="answers">{html.table(("Questions", ""), rows, left=(0,), wrap=(1,))}</div>'
+    columns = text("Questions", lambda row: html.escape(row[0])), prose("", lambda row: html.prose(row[1], 1200))
+    return f'<div class="answers">{table(columns, report(headline))}</div>'
 
 
 _APART = {"no-grad forward": "forwards without gradients", "between steps": "what is sent between steps"}
@@ -195,11 +196,11 @@ def _sizes_note(codes: EventCodes, headline: Headline) -> str:
 
 def _product(codes: EventCodes, headline: Headline) -> str:
     """Return how the headline's bytes per rank and step make up the sum below it; empty where they do not exactly."""
-    each, many = float(headline.to_frame()["wire_bytes"].sum()), headline.ranks * headline.steps
+    per_rank, many = float(headline.to_frame()["wire_bytes"].sum()), headline.ranks * headline.steps
     whole = float(in_steps(codes.tables.events)["wire_bytes"].sum())
-    if codes.kind_of_sizes != WIRE or many < 2 or not whole or abs(each * many - whole) > _ROUNDED * whole:
+    if codes.kind_of_sizes != WIRE or many < 2 or not whole or abs(per_rank * many - whole) > _ROUNDED * whole:
         return ""
-    return f": {many:,} × {format_bytes(each)} = {format_bytes(whole)}"
+    return f": {many:,} × {format_bytes(per_rank)} = {format_bytes(whole)}"
 
 
 def _summary(tables: Tables) -> str:
@@ -235,6 +236,4 @@ def _header(tables: Tables) -> str:
     if tables.info.stands_for:
         notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))
     notes += [*tables.info.notes, *naming_notes(tables)]
-    lines = [f"<p><b>Trace</b> {html.prose(_summary(tables), 0)}</p>"]
-    lines += [f'<p class="dim">{html.escape(line, LONGEST_NOTE)}</p>' for line in notes]
-    return "".join(lines)
+    return f"<p><b>Trace</b> {html.prose(_summary(tables), 0)}</p>{html.notes(notes, LONGEST_NOTE)}"

@@ -64,7 +64,7 @@ class TraceView(View):
             kind: ``"modules"``, place in the model by mesh axis; ``"ops"``, op by phase; ``"sequence"``, over time or
                 in program order; ``"ranks"`` and ``"sankey"``, who sends to whom; ``"sizes"`` of messages;
                 ``"bandwidth"``.
-            window: for a sequence, the part of its axis to draw.
+            window: for a sequence, the part of its axis: seconds where measured, else rounds or places in the order.
             sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
 
         Raises:

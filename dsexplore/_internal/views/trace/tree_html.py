@@ -11,6 +11,7 @@ import polars as pl
 from dsexplore._internal.trace.schema import NO_AXIS, OUTSIDE_STEPS
 from dsexplore._internal.units import format_bytes, format_ranges
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.trace import outline
 from dsexplore._internal.views.trace.byte_sizes import Sizes, is_partial, signed, size_text, summed_over
 from dsexplore._internal.views.trace.event_codes import Columns, EventCodes
@@ -22,6 +23,10 @@ LEAST = 12_000
 """Bytes that the tree may use even if the budget is smaller."""
 MOST_TABLE_ROWS = 12
 MOST_PLACEMENTS = 2
+_SAME_PARAMETER = (
+    "name", "global_shape", "local_shape", "dtype", "placements", "mesh", "local_bytes", "shared_with", "requires_grad",
+)  # fmt: skip
+"""Parameters that agree in these columns, on several ranks, share one row."""
 
 
 def tree_html(
@@ -57,7 +62,7 @@ class _TraceSource:
         self.roots, self.children = codes.folds.roots, codes.folds.children
         self._tree = codes.tree
         self._sent = codes.columns(codes.total)
-        self._whole = float(self._sent.own.sum()) or 1.0
+        self._whole = float(self._sent.alone.sum()) or 1.0
         unknown = codes.unknown(codes.every)
         self._unknown = None if unknown is None else codes.columns(unknown)
         self._repeats = self._same_as_bytes()
@@ -70,7 +75,7 @@ class _TraceSource:
         }
 
     def _same_as_bytes(self) -> list[bool]:
-        """Return [own, *axes, *phases]: True for a column whose every row equals the column of bytes."""
+        """Return [alone, *axes, *phases]: True for a column whose every row equals the column of bytes."""
         tables = [self._sent] if self._unknown is None else [self._sent, self._unknown]
         return [
             all(np.array_equal(columns[place], columns[0]) for columns in map(_all_sizes, tables))
@@ -150,7 +155,7 @@ def _sizes_of(sent: Columns, row: int) -> Sizes:
 
 
 def _all_sizes(sent: Columns) -> Sizes:
-    return np.concatenate([[sent.bytes, sent.own], sent.axes, sent.phases])
+    return np.concatenate([[sent.bytes, sent.alone], sent.axes, sent.phases])
 
 
 def _size(size: float) -> str:
@@ -160,28 +165,24 @@ def _size(size: float) -> str:
 def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str = "wire_bytes", times: int = 1) -> str:
     """Return a table of kinds of collective, with the columns of `event_codes.SAME_COLLECTIVE` and count.
 
-    Args:
-        kinds: rows of the first kinds.
-        every: total number of kinds.
-        size: column of the bytes that are shown.
-        times: number of modules that each send this.
+    ``kinds`` are the first of ``every`` kinds, sent by ``times`` modules each; ``size`` is the column of bytes shown.
     """
     per_module = ", each" if times > 1 else ""
-    rows = [
-        (
-            html.name(event["op"]) + (' <span class="tag">implicit</span>' if event["implicit"] else ""),
-            html.name(event["axis"] or "–", 40),
-            html.escape(event["phase"]),
-            f"{event['count']:,}",
-            format_bytes(None if event[size] is None else event[size] * event["count"]),
-            html.escape(tensor_text(event), 48),
-            html.parted(event["cause"] or "–"),
-            html.parted(event["source"].partition(" ← ")[0] or "–"),
-        )
-        for event in kinds
-    ]
-    head = ("collective", "axis", "phase", f"count{per_module}", f"bytes{per_module}", "tensor", "cause", "source")
-    return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
+    columns = (
+        text("collective", _op_cell),
+        text("axis", lambda kind: html.name(kind["axis"] or "–", 40)),
+        text("phase", lambda kind: html.escape(kind["phase"])),
+        Column(f"count{per_module}", lambda kind: f"{kind['count']:,}"),
+        Column(f"bytes{per_module}", lambda kind: format_bytes(kind[size] and kind[size] * kind["count"])),
+        text("tensor", lambda kind: html.escape(tensor_text(kind), 48)),
+        prose("cause", lambda kind: html.parted(kind["cause"] or "–")),
+        prose("source", lambda kind: html.parted(kind["source"].partition(" ← ")[0] or "–")),
+    )
+    return table(columns, kinds, hidden=every - MOST_TABLE_ROWS, more="more kinds of collective.")
+
+
+def _op_cell(kind: Mapping[str, Any]) -> str:
+    return html.name(kind["op"]) + (' <span class="tag">implicit</span>' if kind["implicit"] else "")
 
 
 def tensor_text(event: Mapping[str, Any]) -> str:
@@ -191,49 +192,33 @@ def tensor_text(event: Mapping[str, Any]) -> str:
 
 
 def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = False) -> str:
-    """Return a table of the module's own parameters and their placements.
-
-    Args:
-        module: name of the module.
-        parameters: its rows of `Trace.parameters`.
-        clickable: whether each parameter has a button that follows it through a step.
-    """
+    """Return a table of the module's own parameters and their placements."""
     if parameters.is_empty():
         return ""
-    same = (
-        "name",
-        "global_shape",
-        "local_shape",
-        "dtype",
-        "placements",
-        "mesh",
-        "local_bytes",
-        "shared_with",
-        "requires_grad",
-    )
-    distinct = parameters.group_by(*same, maintain_order=True).agg(pl.col("rank"))
-    several = parameters["rank"].n_unique() > 1
-    rows = [
-        (
-            html.name(row["name"].removeprefix(f"{module}."))
-            + (_follow(row["name"]) if clickable else "")
-            + ("" if row["requires_grad"] else ' <span class="dim">frozen</span>'),
-            html.escape(list(row["global_shape"] or ())),
-            html.escape(list(row["local_shape"] or ())) + (_of_ranks(row["rank"]) if several else ""),
-            html.escape(row["dtype"]),
-            html.name(row["placements"] or "plain tensor", 60),
-            html.name(row["mesh"] or "–", 40),
-            format_bytes(row["local_bytes"]),
-            f"same as {html.name(row['shared_with'])}" if row["shared_with"] else "",
-        )
-        for row in distinct.head(MOST_TABLE_ROWS).iter_rows(named=True)
+    distinct = parameters.group_by(*_SAME_PARAMETER, maintain_order=True).agg(pl.col("rank"))
+    several, shown = parameters["rank"].n_unique() > 1, distinct.head(MOST_TABLE_ROWS)
+
+    def name_cell(row: dict[str, Any]) -> str:
+        follow = _follow(row["name"]) if clickable else ""
+        frozen = "" if row["requires_grad"] else ' <span class="dim">frozen</span>'
+        return html.name(row["name"].removeprefix(f"{module}.")) + follow + frozen
+
+    def local_cell(row: dict[str, Any]) -> str:
+        return html.escape(list(row["local_shape"] or ())) + (_of_ranks(row["rank"]) if several else "")
+
+    columns = [
+        text("parameter", name_cell),
+        text("global shape", lambda row: html.escape(list(row["global_shape"] or ()))),
+        text("local shape", local_cell),
+        text("dtype", lambda row: html.escape(row["dtype"])),
+        text("placements", lambda row: html.name(row["placements"] or "plain tensor", 60)),
+        text("mesh", lambda row: html.name(row["mesh"] or "–", 40)),
+        Column("bytes/rank", lambda row: format_bytes(row["local_bytes"])),
     ]
-    head = ["parameter", "global shape", "local shape", "dtype", "placements", "mesh", "bytes/rank"]
-    if any(row[-1] for row in rows):
-        head.append("shared")
-    return html.table(head, [row[: len(head)] for row in rows], left=(0, 1, 2, 3, 4, 5, 7)) + _more(
-        distinct.height, "parameters"
-    )
+    if any(shown["shared_with"]):
+        columns.append(text("shared", lambda row: row["shared_with"] and f"same as {html.name(row['shared_with'])}"))
+    hidden = distinct.height - MOST_TABLE_ROWS
+    return table(columns, shown.iter_rows(named=True), hidden=hidden, more="more parameters.")
 
 
 def _follow(name: str) -> str:
@@ -242,7 +227,3 @@ def _follow(name: str) -> str:
 
 def _of_ranks(ranks: list[int]) -> str:
     return f' <span class="dim">rank {format_ranges(ranks)}</span>'
-
-
-def _more(rows: int, what: str) -> str:
-    return f'<p class="dim">… and {rows - MOST_TABLE_ROWS:,} more {what}.</p>' if rows > MOST_TABLE_ROWS else ""

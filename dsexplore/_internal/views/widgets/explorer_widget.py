@@ -62,7 +62,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """What the tab shows, as HTML; the timeline has a trait of its own."""
     line = traitlets.Unicode("").tag(sync=True)
     """Line of Python that finds what is selected; empty for none."""
-    found: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
+    hits: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
     """[kind, text, name] of what the search box offers."""
     visits: traitlets.List[int] = traitlets.List([0, 0]).tag(sync=True)
     """Numbers of selections to go back and forward to."""

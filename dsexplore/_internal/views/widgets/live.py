@@ -28,23 +28,13 @@ RULE = (
 
 
 def show_with_twin(live: Any, html: str, text: str) -> None:
-    """Display a live view after its static twin.
-
-    Args:
-        live: a widget, or an object displayed as one.
-        html: HTML of the twin.
-        text: plain text of the twin, for terminals.
-    """
+    """Display a live view after its static twin."""
     display({"text/html": f'<div class="dsx-twin"><style>{RULE}</style>{html}</div>', "text/plain": text}, raw=True)
     display(live)
 
 
 class Offer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no types
-    """A button below a static view that puts the explorer in the view's place; nothing where no kernel answers.
-
-    Args:
-        explore: returns the explorer.
-    """
+    """A button below a static view that puts the explorer in the view's place; nothing where no kernel answers."""
 
     def __init__(self, explore: Callable[[], LiveView]) -> None:
         super().__init__(_dom_classes=("dsx-offer",))
@@ -89,11 +79,7 @@ class LiveView:
 
 
 class LiveBox(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no types
-    """An explorer made of several widgets, stacked vertically.
-
-    Args:
-        twin: static view of the same object.
-    """
+    """An explorer made of several widgets, stacked vertically."""
 
     def __init__(self, twin: View) -> None:
         super().__init__(_dom_classes=("dsx-live",))

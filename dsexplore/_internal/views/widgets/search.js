@@ -1,7 +1,7 @@
 // The search box, above everything: it narrows the tree while one types, offers names that the kernel finds, and selects.
 export function search({ model, store, el, modules }) {
   const box = element("input", "dsx-search"), list = element("ul", "dsx-found"), count = element("span", "dsx-spoken-only");
-  const asks = Array.isArray(model.get("found"));
+  const asks = Array.isArray(model.get("hits"));
   const uid = `dsx-found-${Math.random().toString(36).slice(2)}`;
   let at = -1, asked = false;
   el.classList.add("dsx-searching");
@@ -16,7 +16,7 @@ export function search({ model, store, el, modules }) {
   count.setAttribute("role", "status");
   el.append(box, list, count);
 
-  const offered = () => (asks ? model.get("found") : []);
+  const offered = () => (asks ? model.get("hits") : []);
   function open(shown) {
     list.hidden = !shown;
     put(box, "aria-expanded", shown);
@@ -87,7 +87,7 @@ export function search({ model, store, el, modules }) {
     write(count, box.value.trim() ? `${found.length} found` : "");
   }
   const show = (changed) => {
-    if (changed && changed.has("found")) offer();
+    if (changed && changed.has("hits")) offer();
     if (!changed || changed.has("pattern")) hold(box, "value", store.get("pattern"));
     if (!asked || !changed || !changed.has("status")) return;
     // What was searched for stays in the box where it is a pattern that filters; what else it was is selected now.
@@ -96,5 +96,5 @@ export function search({ model, store, el, modules }) {
     modules.find(box.value);
   };
   show();
-  return { names: ["found", "pattern", "status"], show, end() {}, focus: () => { box.focus(); box.select(); }, clear() { box.value = ""; open(false); } };
+  return { names: ["hits", "pattern", "status"], show, end() {}, focus: () => { box.focus(); box.select(); }, clear() { box.value = ""; open(false); } };
 }

@@ -15,8 +15,10 @@ from dsexplore._internal.analysis.world_map import (
     value_text,
 )
 from dsexplore._internal.trace.schema import NO_AXIS
+from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes, format_ranges, format_seconds
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.page.style import AXIS_STYLE
 from dsexplore._internal.views.page.theme import AXES, SHADE, axis_number
 from dsexplore._internal.views.view import View
@@ -80,12 +82,41 @@ class WorldMapView(View):
         return go.Figure(heatmap(self._world, axis))
 
     def explore(self) -> Any:
-        """Return the map with a choice of axes; a click on a rank selects what is sent to it."""
-        from dsexplore._internal.views.world_map.world_map_explorer import (
-            explorer,  # ipywidgets are loaded when asked for
-        )
+        """Return the map with a choice of axes; a click on a rank selects what is sent to it.
 
-        return explorer(self._world, self)
+        ``.selection`` is the `Trace` of that, the whole trace before any click; ``.select(rank)`` clicks.
+        """
+        import ipywidgets
+
+        from dsexplore._internal.views.widgets.chart_explorer import ChartExplorer
+
+        world, rank, said = self._world, None, ipywidgets.HTML()
+        names = [("all axes", None), *((name, name) for name in world.axes)]
+        axes = ipywidgets.Dropdown(options=names, description="axis")
+
+        def select(chosen: int | None) -> None:
+            nonlocal rank
+            rank = chosen
+            explorer.selection = Trace(world.tables) if rank is None else world.talks_to(rank, axes.value)
+            if rank is None:
+                said.value = "A click on a rank selects what is sent to it."
+            else:
+                said.value = html.escape(_rank_text(world, rank, axes.value, len(explorer.selection)))
+
+        def draw(axis: str | None) -> tuple[Any, str]:
+            return self.figure(axis), f"world map, {axis or 'all axes'}"
+
+        explorer = ChartExplorer(self, draw, select, {"axis": axes}, [said])
+        axes.observe(lambda _: select(rank), "value")
+        select(None)
+        return explorer
+
+
+def _rank_text(world: WorldMap, rank: int, axis: str | None, events: int) -> str:
+    """Return what a rank has to do with the recorded ones on an axis, or on all for None."""
+    amount = value_text(world, world.to_shades(axis)[rank])
+    shared = "with" if world.running is not None else "from"
+    return f"rank {rank}: {amount} a step {shared} the recorded ranks; {events:,} events selected"
 
 
 @dataclass(frozen=True)
@@ -209,18 +240,25 @@ def _table(world: WorldMap, look: Look) -> str:
         rows_of_links = merged(rows_of_links)
         if len(rows_of_links) == 1:
             return ""  # the sentence above it says the same
-    top = max((value for *_, value in rows_of_links), default=0) or 1
-    rows = []
-    for axis, links, peers, value in rows_of_links:
-        drawn = (
-            f'<span class="level"><i class="a{axis_number(axis)}" style="width:{100 * value / top:.3g}%"></i></span>'
-        )
-        rows.append((html.axis_key(axis, 40), links, f"{peers:,}", value_text(world, value), drawn))
+    top = max((row.value for row in rows_of_links), default=0) or 1
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
-    head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if at_most(world) else ''}", "")
+    columns = (
+        text("axis", lambda row: html.axis_key(row.axis, 40)),
+        text("links", lambda row: row.links),
+        Column("ranks sent to", lambda row: f"{row.peers:,}"),
+        Column(
+            f"{per} per rank and step{', at most' if at_most(world) else ''}", lambda row: value_text(world, row.value)
+        ),
+        text("", lambda row: _level_bar(row.axis, row.value / top)),
+    )
     marks = [
         f' data-link="{i}" tabindex="0" aria-selected="{str(i == look.link).lower()}"'
-        for i in range(len(rows))
+        for i in range(len(rows_of_links))
         if look.live
     ]
-    return html.table(head, rows, left=(0, 1, 4), attributes=marks)
+    return table(columns, rows_of_links, attributes=marks)
+
+
+def _level_bar(axis: str, share: float) -> str:
+    look = f"width:{100 * share:.3g}%"
+    return f'<span class="level"><i class="a{axis_number(axis)}" style="{look}"></i></span>'

@@ -1,11 +1,14 @@
-"""What an `OffloadCost` looks like."""
+"""What an `OffloadCost` looks like.
+
+Modules: ``views/disk/disk_views.py``.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from dsexplore._internal.display import plain_text
-from dsexplore._internal.views.offload.offload_view import OffloadCostView
+from dsexplore._internal.views.disk.disk_views import OffloadCostView
 from tests.aio.offload.test_offload_plan import cost
 
 

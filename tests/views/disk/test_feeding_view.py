@@ -1,8 +1,11 @@
-"""What a `FeedingResult` looks like."""
+"""What a `FeedingResult` looks like.
+
+Modules: ``views/disk/disk_views.py``.
+"""
 
 from __future__ import annotations
 
-from dsexplore._internal.views.feeding.feeding_view import FeedingView
+from dsexplore._internal.views.disk.disk_views import FeedingView
 from tests.aio.data_loaders.test_feeding_result import feeding
 
 

@@ -1,4 +1,7 @@
-"""What a `LoadingResult` looks like."""
+"""What a `LoadingResult` looks like.
+
+Modules: ``views/disk/disk_views.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.views.loading.loading_view import LoadingView
+from dsexplore._internal.views.disk.disk_views import LoadingView
 from tests.aio.checkpoints.test_loading_result import USUAL, loader, loading
 
 FOUND = loading(USUAL, loader("other", [2.0], 0.5))

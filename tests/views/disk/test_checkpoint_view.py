@@ -1,11 +1,14 @@
-"""What a `CheckpointCost` looks like."""
+"""What a `CheckpointCost` looks like.
+
+Modules: ``views/disk/disk_views.py``.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from dsexplore._internal.display import plain_text
-from dsexplore._internal.views.loading.checkpoint_view import CheckpointCostView
+from dsexplore._internal.views.disk.disk_views import CheckpointCostView
 from tests.aio.checkpoints.test_predict_checkpoint import cost
 
 

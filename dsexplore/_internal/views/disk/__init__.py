@@ -1,0 +1,1 @@
+"""How results of a disk look: checkpoints, states, data loaders and sustained writes."""

@@ -1,1 +1,0 @@
-"""How a `FeedingResult` looks."""

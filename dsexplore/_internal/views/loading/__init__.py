@@ -1,1 +1,0 @@
-"""How a `LoadingResult` and a `CheckpointCost` look."""

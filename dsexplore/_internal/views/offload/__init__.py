@@ -1,1 +1,0 @@
-"""How an `OffloadCost` looks."""
