@@ -1,6 +1,6 @@
 """The headline: what it says of programs, and that it says nothing where there is nothing to say.
 
-Modules: ``analysis/headline.py``, ``analysis/step_times.py``, ``analysis/headline_report.py``.
+Modules: ``analysis/headline.py``, ``analysis/traffic.py``, ``analysis/headline_report.py``.
 """
 
 from __future__ import annotations

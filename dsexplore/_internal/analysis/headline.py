@@ -18,11 +18,12 @@ from dsexplore._internal.analysis.findings.all_rules import findings
 from dsexplore._internal.analysis.findings.finding import Findings
 from dsexplore._internal.analysis.io_waits import io_sentence
 from dsexplore._internal.analysis.skew import Skew
-from dsexplore._internal.analysis.step_times import StepTimes, step_times
 from dsexplore._internal.analysis.traffic import (
+    StepTimes,
     listed,
     purposes_of,
     source_line_of,
+    step_times,
     traffic_by_axis,
     weighed,
     wire_text,

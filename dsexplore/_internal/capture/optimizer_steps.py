@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dsexplore._internal.torch_internals.frames import makes_optimizer_state
-from dsexplore._internal.trace.step_marks import StepMarks
+from dsexplore._internal.trace.steps import StepMarks
 
 
 class EnoughSteps(BaseException):

@@ -1,10 +1,11 @@
-"""The steps of a trace, as figures per step count them: `docs/steps.md` defines them."""
+"""The steps of a trace: how a recording marks them, and how figures per step count them (see `docs/steps.md`)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import polars as pl
 
@@ -99,3 +100,24 @@ def _largest_repeated(contents: Mapping[int, set[Hashable]]) -> set[int]:
         by_content.setdefault(frozenset(content), set()).add(step)
     largest = max(by_content.values(), key=lambda steps: (len(steps), max(steps)))
     return largest if len(largest) > 1 and 2 * len(largest) >= len(contents) else set()
+
+
+class StepMarks(Protocol):
+    """The ends of a recording's training steps."""
+
+    def step(self) -> None:
+        """Assign all later events to the next step."""
+
+    def lengthen_step(self) -> None:
+        """Assign the events since the end of the last step to that step.
+
+        Raises:
+            UsageError: no step has ended.
+        """
+
+    @property
+    def of_optimizers(self) -> StepMarks:
+        """Marks set by optimizers, which end steps if the program does not call `step` itself."""
+
+    def end_with_step(self) -> None:
+        """Leave out events after the end of the last step, those of a step that the program began but will not end."""

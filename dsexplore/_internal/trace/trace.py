@@ -20,7 +20,7 @@ from dsexplore._internal.trace.exports import write_csv, write_perfetto
 from dsexplore._internal.trace.merge import merge_as_they_come, merge_modules
 from dsexplore._internal.trace.passes import run_pass
 from dsexplore._internal.trace.select import check_names, select
-from dsexplore._internal.trace.step_marks import StepMarks
+from dsexplore._internal.trace.steps import StepMarks
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 from dsexplore._internal.trace.torch_json import write_torch_json
 from dsexplore._internal.units import format_count

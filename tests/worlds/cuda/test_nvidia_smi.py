@@ -1,4 +1,7 @@
-"""`nvidia-smi` and pynvml tell of the GPUs that a CPU stands in for, and of none afterwards."""
+"""`nvidia-smi` and pynvml tell of the GPUs that a CPU stands in for, and of none afterwards.
+
+Modules: ``worlds/cuda/gpu_sensors.py``.
+"""
 
 from __future__ import annotations
 

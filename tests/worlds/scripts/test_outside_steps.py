@@ -1,4 +1,7 @@
-"""What a script sends outside any module before its first step, and after its last one, is said."""
+"""What a script sends outside any module before its first step, and after its last one, is said.
+
+Modules: ``worlds/scripts/script_notes.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Notes of a trace name the remedy for errors that a simulated world causes."""
+"""Notes of a trace name the remedy for errors that a simulated world causes.
+
+Modules: ``worlds/scripts/script_notes.py``.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Where torch's way forks, and what is done there:
 | ``torch.cuda.*``, ``torch.accelerator.*`` | torch's Python, over functions of ``torch._C`` made here | `torch_cuda` |
 | streams, events | run at once, in order; elapsed time is this machine's | `streams` |
 | memory figures | an estimate, which a warning says once | `gpu_memory` |
-| ``nvidia-smi``, ``pynvml`` | the GPU asked for, with no memory in use | `nvidia_smi`, ``extensions`` |
+| ``nvidia-smi``, ``pynvml`` | the GPU asked for, with no memory in use | `gpu_sensors`, ``extensions`` |
 | name, capability, memory, NCCL's version | those of the GPU asked for, from ``gpus/*.toml`` | `gpu` |
 | seeds, generators, 16-byte states | the CPU's generator; a state names a point of it | `rng` |
 | ``torch.autocast("cuda")`` | CPU autocast, with CUDA's list of ops (norms, sums … in fp32) | `autocast` |

@@ -16,7 +16,6 @@ from dsexplore._internal.worlds.cuda import (
     gpu_sensors,
     gradients,
     nccl,
-    nvidia_smi,
     profilers,
     refused,
     rng,
@@ -32,7 +31,6 @@ from dsexplore._internal.worlds.cuda import (
 TABLE: tuple[Entry, ...] = (
     *device_marks.PATCHES,
     *torch_cuda.PATCHES,
-    *nvidia_smi.PATCHES,
     *gpu_sensors.PATCHES,
     *profilers.PATCHES,
     *rng.PATCHES,

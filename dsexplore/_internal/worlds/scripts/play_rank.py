@@ -22,10 +22,9 @@ from dsexplore._internal.worlds.remarks import Remarks
 from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
 from dsexplore._internal.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore._internal.worlds.scripts.cluster_launch import cluster_variables, launched_on_a_cluster
-from dsexplore._internal.worlds.scripts.outside_steps import note_what_followed, note_what_preceded
 from dsexplore._internal.worlds.scripts.program import Program, as_main, without_our_frames
 from dsexplore._internal.worlds.scripts.rank_conditions import WorldLayout, code_of_other_ranks
-from dsexplore._internal.worlds.scripts.remedies import remedy_for
+from dsexplore._internal.worlds.scripts.script_notes import note_what_followed, note_what_preceded, remedy_for
 from dsexplore._internal.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore._internal.worlds.simulate import World
 from dsexplore._internal.worlds.simulated.closed import translated

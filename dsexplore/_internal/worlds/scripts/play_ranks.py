@@ -1,4 +1,7 @@
-"""A script run as several ranks of a simulated world: each in a process of its own, all in one trace."""
+"""A script run as several ranks of a simulated world: each in a process of its own, all in one trace.
+
+Each rank also says what it has seen of its world (`ObservedWorld`), by which `play_distinct` tells which ranks differ.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,74 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.progress import Work, track
+from dsexplore._internal.torch_internals.process_groups import registered_groups
+from dsexplore._internal.torch_internals.processes import NOT_PRELOADED
 from dsexplore._internal.trace.files import rank_file
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace, load
+from dsexplore._internal.user_code import is_user_file
 from dsexplore._internal.worlds.real.run_ranks import RankOutcome, run_in_turn
 from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
-from dsexplore._internal.worlds.scripts.observed_world import ObservedWorld, observe_world
 from dsexplore._internal.worlds.scripts.play_rank import Setting, earlier_stages, play, play_sender
 from dsexplore._internal.worlds.scripts.program import Program, exit_status
+from dsexplore._internal.worlds.scripts.rank_axes import ObservedGroup, progressions
 from dsexplore._internal.worlds.simulated import shared_objects
 from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
+
+_PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore._internal.worlds.")
+
+
+@dataclass(frozen=True)
+class ObservedWorld:
+    """What one rank shows of its world, as plain data.
+
+    Attributes:
+        groups: those that the rank is in, of two ranks or more, where they are laid out regularly.
+        files: the sources of the program that were imported, its script first.
+        modules: what torch imports only when it is needed, and this program needed.
+    """
+
+    groups: tuple[ObservedGroup, ...] = ()
+    files: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+
+def observe_world(trace: Trace, main: object) -> ObservedWorld:
+    """Describe the world that is open, after a program has run in it.
+
+    Args:
+        trace: what the program sent.
+        main: its ``__main__``.
+    """
+    script = getattr(main, "__file__", None)
+    files = [str(script)] if script else []
+    files += [file for file in _files() if file not in files]
+    modules = sorted(name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(NOT_PRELOADED))
+    return ObservedWorld(tuple(_groups(trace)), tuple(files), tuple(modules))
+
+
+def _groups(trace: Trace) -> Iterator[ObservedGroup]:
+    tables = trace.tables
+    axes = dict(tables.groups.select("group", "axis").iter_rows())
+    messages = set(trace.where(op=["send", "recv"]).events["group"])
+    for group, ranks in list(registered_groups().items()):
+        progression = progressions(list(ranks)) if dist.get_rank() in ranks else None
+        if progression is not None:
+            described = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
+            name = axes.get(group.group_name, "") or described.replace("default", "")
+            yield ObservedGroup(name, progression, group.group_name in messages)
+
+
+def _files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
+            yield file
+
 
 _NO_RESULTS = ("/dev/", "/proc/")
 _CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
