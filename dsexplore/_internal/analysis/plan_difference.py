@@ -31,6 +31,8 @@ COLUMNS: dict[str, pl.DataType] = {
 """Columns of `PlanDifference.to_frame`; per rank and step, for start-up per rank."""
 SAME = "Both communicate the same."
 _MOST_AXES = 4
+_LEAST_CHANGE = 0.5
+"""Bytes below which a difference of means is rounding."""
 _DIGITS = 3
 """Decimals that numbers are rounded to, so that equal sums of other ranks compare equal."""
 
@@ -139,10 +141,10 @@ class PlanDifference(Result):
         changes = [
             (axis or NO_AXIS, size)
             for axis, size in _changes(in_steps, "axis").iter_rows()
-            if abs(size) >= 0.5  # bytes, not rounding
+            if abs(size) >= _LEAST_CHANGE
         ]
         text = ("as far as sizes are known, " if unknown else "") + _compared(b - a, a, b)
-        if len(changes) == 1 and abs(b - a) >= 0.5:  # bytes
+        if len(changes) == 1 and abs(b - a) >= _LEAST_CHANGE:
             text += f", all on {changes[0][0]}"
         elif changes:
             text += f": {listed(f'{_amount(size)} on {axis}' for axis, size in changes[:_MOST_AXES])}"
@@ -163,14 +165,14 @@ class PlanDifference(Result):
             ("forwards without gradients send", self.before.no_grad_bytes, self.after.no_grad_bytes),
             ("what is sent between steps:", self.before.between_bytes, self.after.between_bytes),
         ):
-            text += f"; {what} {_amount(b - a)} per rank" if abs(b - a) >= 0.5 else ""  # bytes
+            text += f"; {what} {_amount(b - a)} per rank" if abs(b - a) >= _LEAST_CHANGE else ""
         return text
 
     def _module(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about the place in the model that changes most in the direction of the whole change."""
         in_steps = self.to_frame().filter(IN_STEPS)
         placed = in_steps.with_columns(place_of(pl.col("module")).alias("place"))
-        changes = [row for row in _changes(placed, "place").iter_rows() if abs(row[1]) >= 0.5]  # bytes
+        changes = [row for row in _changes(placed, "place").iter_rows() if abs(row[1]) >= _LEAST_CHANGE]
         if not changes:
             return
         net = sum(size for _, size in changes)
@@ -179,21 +181,21 @@ class PlanDifference(Result):
         many = f" (×{len(owners):,})" if len(owners) > 1 else ""
         where = place if place != OUTSIDE else "what runs outside any module"
         part = "All of it" if len(changes) == 1 else f"The largest part, {_amount(size)},"
-        text = f"{part} is in {where}{many}: {listed(self._doings(owners))}."
+        text = f"{part} is in {where}{many}: {listed(self._purposes(owners))}."
         yield DifferenceSentence("module", text, str(owners[0]))
 
-    def _doings(self, owners: pl.Series) -> list[str]:
+    def _purposes(self, owners: pl.Series) -> list[str]:
         """Return the purposes that account for the largest changes of these modules, each with its bytes."""
         sums: dict[str, float] = {}
         for sign, side in ((-1, self.before), (1, self.after)):
             events = side.step_events.filter(pl.col("owner").is_in(owners.implode()))
             totals = events.group_by("cause", "op").agg((pl.col("wire_bytes") * pl.col("weight")).sum())
             for cause, op, size in totals.iter_rows():
-                doing = purpose_of(cause, op)
-                sums[doing] = sums.get(doing, 0.0) + sign * size / (side.ranks * side.steps)
+                purpose = purpose_of(cause, op)
+                sums[purpose] = sums.get(purpose, 0.0) + sign * size / (side.ranks * side.steps)
         ranked = sorted(sums.items(), key=lambda item: (-abs(item[1]), item[0]))
-        changed = [(doing, size) for doing, size in ranked if abs(size) >= 0.5]  # bytes
-        return [f"{doing} ({_amount(size)})" for doing, size in changed[:3]] or ["other collectives"]
+        changed = [(purpose, size) for purpose, size in ranked if abs(size) >= _LEAST_CHANGE]
+        return [f"{purpose} ({_amount(size)})" for purpose, size in changed[:3]] or ["other collectives"]
 
     def _findings(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about findings that only one of the traces has."""
@@ -274,7 +276,7 @@ def _compared(change: float, a: float, b: float) -> str:
 
     Example: ``B sends 40 MiB less on the wire per rank and step than A, 160 MiB instead of 200 MiB (−20 %)``.
     """
-    if abs(change) < 0.5:  # bytes
+    if abs(change) < _LEAST_CHANGE:
         return f"B sends as much on the wire per rank and step as A, {format_bytes(b)}"
     return (
         f"B sends {_amount(change)} on the wire per rank and step than A, {format_bytes(b)} instead of "

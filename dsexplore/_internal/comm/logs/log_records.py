@@ -271,7 +271,7 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
             yield Record(issued, call, issued.messages[0])
         elif is_object and is_collective(issued):
             if issued is call.issued[0]:
-                together = one_of(call)
+                together = joined_collectives(call)
                 yield Record(together, call, together.messages[0])
         elif call.members:
             yield from _members(issued, call.members)
@@ -287,7 +287,7 @@ def _members(issued: Issued, calls: Sequence[LoggedCall | None]) -> Iterator[Rec
             yield Record(issued, member, message, share)
 
 
-def one_of(call: LoggedCall) -> Issued:
+def joined_collectives(call: LoggedCall) -> Issued:
     """Return one event for all collectives of an object call: from the first start to the last end, with all bytes."""
     for issued in call.issued:
         issued.read_clock()

@@ -100,11 +100,11 @@ def _make_of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> A
         return moved(made, (data,), source) if isinstance(data, Tensor) else made
     made = mode.on_device(func, args, kwargs)
     if func is not torch.tensor and made is not data and not isinstance(data, (list, tuple)):
-        made = _copy_if_moved(made, data, source)
+        made = _copy_if_shared(made, data, source)
     return made
 
 
-def _copy_if_moved(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
+def _copy_if_shared(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
     """Return the result of ``as_tensor`` or ``asarray``, copied if it shares memory with data on another device."""
     device = device_of(result)
     if device == source or (isinstance(data, Tensor) and not _share_memory(result, data)):
