@@ -100,21 +100,21 @@ def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
     by_starts = same_clock & pl.col("op").is_in(TOGETHER)
     lateness = pl.when(by_starts).then(after_first).otherwise(pl.min_horizontal(after_first, waited_less))
     arrived = timed.with_columns(duration=pl.col("took").min().over("instance"), lateness=lateness)
-    lateness_ns = pl.col("lateness")
+    late = pl.col("lateness")
     middle = (pl.len() - 2) // 2
     of_others = arrived.group_by("instance").agg(
-        lateness_ns.sort().gather(middle).first().alias("lower"),
-        lateness_ns.sort().gather(middle + 1).first().alias("upper"),
+        late.sort().gather(middle).first().alias("lower"),
+        late.sort().gather(middle + 1).first().alias("upper"),
     )
-    is_upper = lateness_ns.rank("ordinal").over("instance") > (pl.col("count") - 2) // 2 + 1
+    is_upper = late.rank("ordinal").over("instance") > (pl.col("count") - 2) // 2 + 1
     of_other = pl.when(is_upper).then("lower").otherwise("upper")
     arrived = (
         arrived.join(of_others, on="instance", how="left", maintain_order="left")
-        .with_columns(deviation=lateness_ns - of_other, late_by=(lateness_ns - of_other).clip(0))
+        .with_columns(deviation=late - of_other, late_by=(late - of_other).clip(0))
         .drop("lower", "upper")
     )
     is_more_than_waking_up = pl.col("late_by") > pl.max_horizontal(pl.lit(LATE), pl.col("duration") * LATE_SHARE)
-    is_in_later_half = lateness_ns > lateness_ns.max().over("instance") / 2
+    is_in_later_half = late > late.max().over("instance") / 2
     return arrived.with_columns(is_late=is_more_than_waking_up & is_in_later_half)
 
 

@@ -66,14 +66,14 @@ def job_of_trace(
     columns = [*_COLUMNS, *(["reduction"] if "reduction" in sent.columns else [])]
     for row in sent.select(columns).sort("rank", "seq").iter_rows(named=True):
         by_rank[row["rank"]].append(row)
-    missing = set(ranks_of(tables))
+    recorded = set(ranks_of(tables))
     calls_of = {}
-    for rank in range(max(tables.info.world_size, *(rank + 1 for rank in missing), 1)):
+    for rank in range(max(tables.info.world_size, *(rank + 1 for rank in recorded), 1)):
         calls_of[rank] = RankCalls(
             rank,
             _calls(by_rank.get(rank, ()), members, of_kind, with_tags),
-            has_evidence=rank in missing,
-            is_whole=rank in missing,
+            has_evidence=rank in recorded,
+            is_whole=rank in recorded,
             stack=(stacks or {}).get(rank, ""),
             end=ended.get(rank),
         )
