@@ -42,22 +42,14 @@ class ChosenBackends:
         return self._backend_of(group) in NCCL_ALONE
 
 
-def _checked(original: Callable[[Any, str], None], parts: Parts) -> Callable[[Any, str], None]:
+def _check(original: Callable[[Any, str], None], parts: Parts) -> Callable[[Any, str], None]:
+    """Wrap torch's check of an argument, a tensor or a list of tensors, to refuse tensors on the CPU, too."""
     backends = parts[ChosenBackends]
 
     def check(param: Any, param_name: str) -> None:
         original(param, param_name)
-        _refuse_cpu((param,), param_name, sys._getframe(1), backends)
-
-    return check
-
-
-def _list_checked(original: Callable[[Any, str], None], parts: Parts) -> Callable[[Any, str], None]:
-    backends = parts[ChosenBackends]
-
-    def check(param: Any, param_name: str) -> None:
-        original(param, param_name)
-        _refuse_cpu(param, param_name, sys._getframe(1), backends)
+        tensors = (param,) if isinstance(param, Tensor) else param
+        _refuse_cpu(tensors, param_name, sys._getframe(1), backends)
 
     return check
 
@@ -106,9 +98,7 @@ def _called_by_program(frame: FrameType) -> str | None:
     return None if by_torch or any("object" in name or name == "__new__" for name in names) else names[-1]
 
 
-PATCHES: tuple[Entry, ...] = (
-    Patch(CHECK_TENSOR, "the backend here sends tensors on the CPU, and NCCL does not", _checked, when="cuda device"),
-    Patch(
-        CHECK_TENSOR_LIST, "the backend here sends tensors on the CPU, and NCCL does not", _list_checked, "cuda device"
-    ),
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(target, "the backend here sends tensors on the CPU, and NCCL does not", _check, when="cuda device")
+    for target in (CHECK_TENSOR, CHECK_TENSOR_LIST)
 )
