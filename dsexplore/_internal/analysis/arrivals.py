@@ -1,10 +1,9 @@
 """When each rank arrived at each collective: how much later than the others, and whether it was held up before.
 
-A rank is late by what it begins later than the middle one of the other ranks (of an even number the earlier of both),
-so that those which come a little early or late do not count. Of ranks that share a clock the starts say so. Clocks that
-are not known to be one may be apart; there a rank counts as late by no more than its own duration is shorter than the
-longest: all ranks leave a collective together, so whoever waited least began last. The same holds for ops that need not
-end together, such as a broadcast, to which a receiver may come late without holding up anybody.
+A rank is late by the time from the start of the middle one of the other ranks (of an even number the earlier one) to
+its own start. Clocks of several hosts may differ; there a rank counts as late by no more than its own duration is
+shorter than the longest: all ranks leave a collective together, so whoever waited least began last. The same holds for
+ops that need not end together, such as a broadcast, to which a receiver may come late without holding up anybody.
 
 Worked example: ranks 0, 1 and 2 begin an all_reduce at 0, 2 and 200 ms, and leave it at 205 ms. Its transfer takes
 5 ms, the least of 205, 203 and 5. Ranks 0 and 1 waited for 200 and 198 ms, and rank 2 was late by 200 ms.

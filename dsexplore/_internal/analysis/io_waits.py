@@ -77,9 +77,9 @@ def _span(tables: Tables) -> float:
 def reason_of_lateness(tables: Tables, late: LateRank) -> str:
     """Return a sentence if a late rank blocked on its disk or input before it came late; empty if it did not.
 
-    The time that it blocked between its previous collective and the late one is compared with the same time of the
-    other ranks, because a wait that all have in common makes none late. Late collectives of one step are summed, since
-    consecutive ones are late for the same reason.
+    What counts is the time that it blocked between its previous collective and the late one, beyond that of the other
+    ranks: a wait that all have in common makes none late. Late collectives of one step are summed, since consecutive
+    ones are late for the same reason.
     """
     still = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
     if still.is_empty():

@@ -2,11 +2,11 @@
 
 Each rank is a little early or late. So a rank is named only
 
-* where it was late at least `LEAST` times and chance does not explain it: that so many of the collectives with a late
-  rank have this one, and that it was late by so nearly the same each time, would happen less than once in ten thousand
-  times (the second counts only far beyond what ranks usually vary by, as what ends lies close together at its end).
-  Looked at are first the arrivals that are late by much more than ranks usually vary, then all;
-* or where no rank is late so, and one was late by so much that a fifth of the time that was measured went by.
+* where it was late at least `LEAST` times, and chance would explain that less than once in ten thousand times. Two
+  things are unlikely: that so many of the collectives with a late rank have this one, and that it was late by so nearly
+  the same each time. The second counts only far beyond what ranks usually vary by. The arrivals that are late by much
+  more than that are examined first, then all;
+* or where no rank is late like that, and one was so late that a fifth of the measured time went by.
 
 How much ranks usually vary, the jitter, is half the width of the shortest range that holds a third of the deviations of
 a rank, of the middle one of the ranks: a rank may be late in two collectives of three.

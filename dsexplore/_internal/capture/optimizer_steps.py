@@ -31,10 +31,10 @@ class StepCounter:
     longer. So two optimizers that take turns take the same steps, and one that steps after every third step of another,
     as an outer optimizer or a GAN's generator does, steps in each third.
 
-    A step lasts until the function named ``step`` returns that the optimizer was called from, if there is one: what
-    DeepSpeed's and Megatron's optimizers, which are none to torch, send after the one that they hold belongs to it. A
-    step by which torch makes an optimizer's state, to load a checkpoint into it, is none of the program's, and one of a
-    class that an optimizer's own step calls is part of that.
+    A step lasts until the function named ``step`` returns that the optimizer was called from, if there is one. So what
+    the optimizers of DeepSpeed and Megatron, which are not torch's, send after the one that they hold belongs to it.
+    A step of an optimizer that another one's step calls is part of that. A step by which torch makes an optimizer's
+    state, to load a checkpoint into it, does not count.
 
     Args:
         limit: steps after which the program ends; None for no end.

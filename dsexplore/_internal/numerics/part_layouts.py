@@ -1,9 +1,13 @@
 """Which elements of a whole tensor each rank's part may be: layouts that fit the shapes and the mesh.
 
 A DTensor says what its ranks hold. A plain tensor does not, so each layout that fits is tried, and the one whose
-numbers agree best is taken: an axis of the mesh may cut a dim, in contiguous chunks, in pairs of a head and a tail
-chunk (as context parallelism balances a causal mask) or, in dim 0, in turn (as a ``DistributedSampler`` deals a batch),
-or its ranks may hold the same. Calls of a module in turn, for microbatches, cut a dim as ranks do.
+numbers agree best is taken. The ranks of a mesh axis hold the same, or the axis cuts a dim:
+
+* in contiguous chunks;
+* in pairs of a head and a tail chunk, as context parallelism balances a causal mask;
+* in dim 0, in turn, as a ``DistributedSampler`` deals a batch.
+
+Calls of a module in turn, for microbatches, cut a dim as ranks do.
 
 Worked example: a reference's output of 8 × 16 and outputs of 4 × 16 on four ranks of ``dp=2,tp=2``: dim 0 is cut by dp
 (rows 0 to 3 on ranks 0 and 1) or by tp (on ranks 0 and 2).

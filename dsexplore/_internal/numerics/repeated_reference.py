@@ -1,7 +1,7 @@
 """Whether the reference computes the same when it runs again: no plan can be compared with one that does not.
 
 The reference runs once as it is and once with other roundings. If these two differ by far more than rounding does, it
-either amplifies rounding, as where two experts are nearly tied, or draws something anew in each run, as with
+amplifies rounding, as where two experts are nearly tied; or it draws other numbers in each run, as with
 ``torch.seed()`` or a generator seeded by the clock. Another run without other roundings tells which.
 """
 

@@ -10,8 +10,8 @@ Worked example: three all_reduces end on rank 0 at 10, 20 and 30 µs, on rank 1 
 clock is 1,000 µs ahead. Its spread is the median of 0, 0 and 2, which is 0, and the residual that over √3.
 
 Equal clocks also seem to differ a little, because one process notices ends later than another. Two clocks certainly
-differ if equal clocks would mean that a rank ended a collective before another rank began it, or if the differences of
-the ends agree so closely that noise of that size would produce them less than once in a million times.
+differ if, on equal clocks, a rank would have ended a collective before another rank began it. They also do if the
+differences of the ends agree so closely that noise would produce them less than once in a million times.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Events with the group's own sequence numbers (``group_seq``) are matched by them, not by their times. Traces recorded by
 ``commtrace`` have them, and so have most files of other tools. Without them, the k-th collective that a rank issued in
-a group is the k-th of every other rank, unless the records begin at different collectives, as those of profilers in
-several processes do.
+a group is the k-th of every other rank. Records of profilers in several processes may begin at different collectives.
 
 Such a record is shifted along the longest record of its group only on proof: its first collective cannot be that of the
 longest record, because ops or sizes differ, or because no clock offset lets every rank begin a collective before any

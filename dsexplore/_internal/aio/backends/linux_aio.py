@@ -1,7 +1,7 @@
 """Linux native asynchronous I/O by raw system calls: the mechanism of libaio and of DeepSpeed's handle.
 
-The request table is laid out once per transfer by numpy, so that submitting a batch is one system call on a slice
-of a pointer array, and what finished is unpacked from the events in one go.
+numpy lays the request table out once per transfer. So submitting a batch is one system call on a slice of a pointer
+array, and completions are unpacked from the events all at once.
 """
 
 from __future__ import annotations

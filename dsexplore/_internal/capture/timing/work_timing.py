@@ -128,8 +128,8 @@ def fail(event: Timed, error: BaseException) -> None:
 class InFlight:
     """Works that may still run, each held until the next one after its end.
 
-    None is held longer: a work holds its tensors, and memory that is not free when the next step asks for it has to
-    come from the system (half as long again for the steps of tutorial 05, whose gradients were held for a second).
+    None is held longer, since a work holds its tensors: if their memory is not free when the next step asks for it,
+    more comes from the system. When gradients were held for a second, the steps of tutorial 05 took 1.5 times as long.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
 """The axes along which the ranks of a world are laid out, from the process groups that one rank is in.
 
 A group such as [3, 11, 19, 27] has one rank in eight: it is an axis of 4 ranks with stride 8. A group of several axes
-is taken apart into them. The borders of all groups, 1 for ranks side by side, 8 where the stride is 8, …, cut the world
-into axes such that the coordinate of every rank on each of them follows from its number:
-``rank // stride % size``.
+is taken apart into them. The strides and ends of all groups are borders, which cut the world into axes; the coordinate
+of a rank on an axis is ``rank // stride % size``.
 
 Worked example: groups of strides and sizes (1, 8), (8, 128) and (1024, 16) in a world of 16,384 have the borders 1, 8,
 1024 and 16,384: three axes, of 8, 128 and 16 ranks.

@@ -1,7 +1,7 @@
 """The ranks that hold another part of a parameter, computed from its placements without running them.
 
-The local shape of a sharded parameter follows from its global shape, its placements and the coordinates of the rank, so
-that uneven shards, and ranks whose shard is empty, are found however many ranks there are.
+The local shape of a sharded parameter follows from its global shape, its placements and the coordinates of the rank. So
+uneven and empty shards are found, however many ranks there are.
 """
 
 from __future__ import annotations

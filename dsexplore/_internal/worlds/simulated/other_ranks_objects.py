@@ -1,8 +1,8 @@
 """Object collectives in a simulated world, whose other ranks send nothing.
 
 torch sends an object as its pickled bytes, and unpickles what it received. In a simulated world nothing is received:
-the bytes would be zeros. Here the receiver's own object takes the place of the one that another rank would send, and
-travels torch's whole way, so that the same collectives are issued and only what was pickled in this process is
+the bytes would be zeros. Here the receiver's own object takes the place of the one that another rank would send. torch
+handles it as it would the other, so the same collectives are issued, and only what was pickled in this process is
 unpickled. Where the program passed no object of its own, one error says so. Ranks of one world that are played together
 receive what those before them really broadcast, scattered or sent (`SharedObjects`).
 

@@ -1,8 +1,8 @@
 """`torch.nn.SyncBatchNorm` where the GPU that it asks for is not there: the ops that torch has on GPUs alone.
 
-Mirrors ``torch/nn/modules/_functions.py``: in training each rank computes the mean and the deviation of its own batch,
-gathers those of all ranks (an all_gather of 2 C + 1 numbers for C channels), and sums two numbers per channel in
-backward (an all_reduce of 2 C). The collectives are in Python; what they need are five ops without a kernel for CPUs.
+Mirrors ``torch/nn/modules/_functions.py``. In training each rank computes the mean and the deviation of its own batch,
+and gathers those of all ranks: an all_gather of 2 C + 1 numbers for C channels. In backward it sums two numbers per
+channel: an all_reduce of 2 C. The collectives are in Python; what they need are five ops without a kernel for CPUs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The target of a simulated world: the cluster that a program is written for, whose traffic the world shows.
 
-A simulation runs on CPU tensors and on groups that send nothing. In a few places torch asks for the device of a tensor
-or of a mesh, or for the name of a backend, and goes one way on CPUs with gloo and another on GPUs with NCCL. A world
-makes torch go its target's way there, so that a trace has the collectives that the target would send. These are the
-places, each with the module of this folder that sees to it:
+A simulation runs on CPU tensors and on groups that send nothing. In a few places torch asks for a device or for the
+name of a backend, and sends other collectives on CPUs with gloo than on GPUs with NCCL. There a world makes torch send
+those of its target. These are the places, each with the module of this folder that handles it:
 
 | module | where | on CPUs with gloo | on GPUs with NCCL |
 |---|---|---|---|
@@ -15,13 +14,13 @@ places, each with the module of this folder that sees to it:
 | this one | ``torch.distributed.nn``: backward of ``all_gather`` | a scatter per rank, then a sum | reduce_scatter |
 | this one | ``torch.distributed.nn``: backward of ``_all_gather_base`` | an error | reduce_scatter |
 | this one | ``torch.distributed.nn``: ``all_to_all`` | a scatter per rank | all_to_all |
-| `flash_attention` | attention of DTensors without a mask, context parallelism | an error | flash attention, ring |
+| `attention` | attention of DTensors without a mask, context parallelism | an error | flash attention, ring |
 | `sync_batch_norm` | `SyncBatchNorm` on ``cuda`` | an error | all_gather of statistics, all_reduce of gradients |
 | `foreach_optimizers` | ``torch.optim`` without ``foreach``, ``fused`` | parameter by parameter | lists of parameters |
 | `refusals` | all_reduce of sparse tensors | their values and indices | an error |
 
-A simulation goes the CPU's way by itself, except in the rows of ``torch.distributed.nn``, which asks for gloo by name
-where a simulated group has another, and in the last row, whose errors are those of backends that are not there.
+Left alone, a simulation sends what CPUs send, with two exceptions: ``torch.distributed.nn`` asks for gloo by name, and
+a simulated group has another; the errors of the last row are those of backends that are not there.
 """
 
 from __future__ import annotations
