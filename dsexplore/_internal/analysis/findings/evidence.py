@@ -284,16 +284,22 @@ def calls(count: float, ops: str) -> str:
     return f"{number} {what}"
 
 
-def after_a_sibling(evidence: Evidence) -> pl.DataFrame:
+def after_a_sibling(evidence: Evidence, candidates: pl.Expr) -> pl.DataFrame:
     """Return the events that repeat what a sibling module sent just before, for the same input, on the same group.
 
     Example: ``q``, ``k`` and ``v`` each gather their input. Of these three equal all_gathers in a row, issued by three
     children of one module, the second and third are returned, as both were called with the tensor that ``q`` was called
     with. Where a trace does not say what modules were called with, nothing is returned.
 
+    Args:
+        evidence: of a trace.
+        candidates: mask of the events that may be returned.
+
     Returns:
-        rows of `Evidence.events`, with ``parent``: the common parent module.
+        rows of `Evidence.events`, with the common parent module as ``owner``.
     """
+    if evidence.events.filter(candidates).is_empty():
+        return evidence.events.clear()
     now, before = evidence.repeats(("rank", "step", "axis"), ("op", "phase", "group", "dtype", "shape", "cause"))
     have_same_input = evidence.tables.with_columns(now.select("row"), "same_input")["same_input"].fill_null(False)
     now, before = now.filter(have_same_input), before.filter(have_same_input)
@@ -301,4 +307,4 @@ def after_a_sibling(evidence: Evidence) -> pl.DataFrame:
     parents = [trigger.str.replace(r"\.[^.]*$", "") for trigger in triggers]
     siblings = (parents[0] == parents[1]) & (triggers[0] != triggers[1])
     inside = triggers[0].str.contains(".", literal=True)
-    return now.with_columns(parents[0].cast(pl.Categorical).alias("parent")).filter(siblings & inside)
+    return now.with_columns(owner=parents[0].cast(pl.Categorical)).filter(siblings & inside).filter(candidates)

@@ -23,14 +23,9 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
     gather, scatter = re.compile(r"redistribute (backward )?_?S.*→R\Z"), re.compile(r"redistribute backward P→")
     forward = (pl.col("op") == "all_gather") & evidence.texts("cause", gather.match)
     backward = (pl.col("op") == "reduce_scatter") & evidence.texts("cause", scatter.match)
-    in_step = evidence.events.filter(forward | backward)
-    if in_step.is_empty():
-        return
-    repeated = after_a_sibling(evidence).filter(forward | backward)
-    owner = pl.col("parent").alias("owner")
     yield from evidence.findings(
         "gathered_again",
-        repeated.with_columns(owner),
+        after_a_sibling(evidence, forward | backward),
         _why_gathered,
         _gather_once,
         spare=1,
@@ -65,12 +60,9 @@ def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
     """Yield equal consecutive all_reduces in backward of sibling modules that were called with the same tensor."""
     partial = evidence.texts("cause", ("redistribute P→R", "redistribute backward P→R").__contains__)
     reduced = (pl.col("phase") == "backward") & (pl.col("op") == "all_reduce") & partial
-    if evidence.events.filter(reduced).is_empty():
-        return
-    repeated = after_a_sibling(evidence).filter(reduced)
     yield from evidence.findings(
         "siblings_reduce",
-        repeated.with_columns(pl.col("parent").alias("owner")),
+        after_a_sibling(evidence, reduced),
         _why_siblings,
         _reduce_once,
         spare=1,

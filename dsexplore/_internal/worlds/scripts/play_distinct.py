@@ -1,4 +1,4 @@
-"""``--ranks distinct``: play the ranks of a world that differ, and let each stand for those that are like it."""
+"""Play a script as one rank, as several, or as one rank of each kind, which stands for all that are like it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dsexplore._internal.analysis.likeness import digests, first_difference
+from dsexplore._internal.errors import UsageError
 from dsexplore._internal.progress import Work, track
 from dsexplore._internal.trace.represented_ranks import ranks_text
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.real import server_handle
 from dsexplore._internal.worlds.scripts.distinct_ranks import Distinct, Outcome, Search
-from dsexplore._internal.worlds.scripts.play_rank import Setting
+from dsexplore._internal.worlds.scripts.play_rank import Setting, play
 from dsexplore._internal.worlds.scripts.play_ranks import (
     Players,
     ScriptEnd,
@@ -31,8 +32,17 @@ _NAMED = 3
 """Ranks, axes and conditions that a note names."""
 
 
-def play_several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> tuple[Trace, list[ScriptEnd]]:
-    """Play the ranks that were asked for, ``"distinct"`` among the ways to ask; see `play_ranks`."""
+def play_script(program: Program, setting: Setting, ranks: str | Sequence[int] | None) -> tuple[Trace, list[ScriptEnd]]:
+    """Play the rank of the setting in this process or, if `ranks` are given, these: see `parse_ranks` and `DISTINCT`.
+
+    Raises:
+        UsageError: no such script, or numbers that do not fit together.
+    """
+    if ranks is None:
+        played = play(program, setting)
+        return played.trace, [replace(ScriptEnd.of(setting.rank, played.error), error=played.error)]
+    if setting.rank:
+        raise UsageError(f"rank={setting.rank} and ranks={ranks!r}: give one of the two")
     if ranks == DISTINCT:
         return play_distinct(program, setting)
     return play_ranks(program, setting, parse_ranks(ranks, setting.world().size))

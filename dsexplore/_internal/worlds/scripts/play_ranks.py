@@ -108,6 +108,14 @@ class ScriptEnd:
     """Facts about its world that were observed on this rank."""
     cannot_skip: str = ""
     """Why it has to be played again in full; empty if not needed."""
+    error: BaseException | None = None
+    """What ended a script that ran in this process."""
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException | None) -> ScriptEnd:
+        """Return the end of a script that an error ended, or None did."""
+        is_silent = error is None or isinstance(error, SystemExit)
+        return cls(rank, exit_status(error), "" if is_silent else "".join(traceback.format_exception(error)))
 
 
 def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
@@ -278,9 +286,9 @@ def _play_rank(program: Program, setting: Setting, rank: int, objects: SharedObj
     error = played.error
     if isinstance(error, CannotSkip):
         return ScriptEnd(rank, 1, cannot_skip=str(error))
-    text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
-    status = exit_status(error)
-    return ScriptEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), worlds[0])
+    end = ScriptEnd.of(rank, error)
+    status = end.status if isinstance(end.status, int) else str(end.status)
+    return replace(end, status=status, written=tuple(written), observed=worlds[0])
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 The command reads world and script from `run_options` and from a launcher's line, prints how each script ended, and
 exits as it did. The function returns the trace, or raises the script's error. Both make a `Setting`, and leave the rest
-to `play` for one rank and to `play_several` for several.
+to `play_script`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +18,10 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import parse_mesh
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.scripts.launch_lines import Launched, read_launch_line
-from dsexplore._internal.worlds.scripts.play_distinct import play_several
-from dsexplore._internal.worlds.scripts.play_rank import Setting, play
+from dsexplore._internal.worlds.scripts.play_distinct import play_script
+from dsexplore._internal.worlds.scripts.play_rank import Setting
 from dsexplore._internal.worlds.scripts.play_ranks import ScriptEnd
-from dsexplore._internal.worlds.scripts.program import Program, exit_status
+from dsexplore._internal.worlds.scripts.program import Program
 from dsexplore._internal.worlds.scripts.run_options import parse_values
 
 
@@ -48,13 +47,9 @@ def run(
     program = Program(launched.script, launched.arguments, launched.is_module)
     _take_numbers(options, launched)
     setting = _setting(options, command if command is not None else shlex.join(["dsexplore", *sys.argv[1:]]))
-    if options.ranks is None:
-        played = play(program, setting)
-        trace, ends = played.trace, [_end(setting.rank, played.error)]
-    else:
-        if options.rank is not None:
-            raise UsageError(f"--rank {options.rank} and --ranks {options.ranks}: give one of the two")
-        trace, ends = play_several(program, setting, options.ranks)
+    if options.ranks is not None and options.rank is not None:
+        raise UsageError(f"--rank {options.rank} and --ranks {options.ranks}: give one of the two")
+    trace, ends = play_script(program, setting, options.ranks)
     for end in ends:
         _show(end, alone=len(ends) == 1)
     _summarize(trace, options)
@@ -117,11 +112,6 @@ def _world_size(options: argparse.Namespace) -> int | None:
             f"world has {ranks}: leave one of them out"
         )
     return size
-
-
-def _end(rank: int, error: BaseException | None) -> ScriptEnd:
-    silent = error is None or isinstance(error, SystemExit)
-    return ScriptEnd(rank, exit_status(error), "" if silent else "".join(traceback.format_exception(error)))
 
 
 def _show(end: ScriptEnd, *, alone: bool) -> None:

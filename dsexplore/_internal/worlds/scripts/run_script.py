@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import MeshLike
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.real.run_ranks import RanksFailedError
-from dsexplore._internal.worlds.scripts.play_distinct import play_several
-from dsexplore._internal.worlds.scripts.play_rank import Setting, play
+from dsexplore._internal.worlds.scripts.play_distinct import play_script
+from dsexplore._internal.worlds.scripts.play_rank import Setting
 from dsexplore._internal.worlds.scripts.program import Program
 
 
@@ -91,20 +90,11 @@ def run(
         costs=costs,
         skip_repeats=skip_repeats,
     )
-    if ranks is not None:
-        return _several(program, setting, ranks)
-    played = play(program, setting)
-    if played.error is not None:
-        raise played.error
-    return played.trace
-
-
-def _several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> Trace:
-    if setting.rank:
-        raise UsageError(f"rank={setting.rank} and ranks={ranks!r}: give one of the two")
-    trace, ends = play_several(program, setting, ranks)
+    trace, ends = play_script(program, setting, ranks)
     for end in ends:
-        if end.status != 0:
+        if end.error is not None:
+            raise end.error
+        if ranks is not None and end.status != 0:
             text = f"rank {end.rank} of {setting.world().size}: {end.traceback or end.status}"
             error = RanksFailedError(None, text)
             error.trace = trace  # type: ignore[attr-defined] # documented by `run`
