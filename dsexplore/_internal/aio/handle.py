@@ -224,7 +224,7 @@ class aio_handle:
 
     @names_arguments
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Unlock a tensor of `new_cpu_locked_tensor`; return False if it is none.
+        """Unlock a tensor of `new_cpu_locked_tensor`; return False for any other tensor.
 
         A transfer in flight keeps the memory.
         """

@@ -104,7 +104,7 @@ class Timeline(Result):
     note: str = ""
     """The text beside the key: what letters or times stand for."""
     held: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HELD))
-    """The events of spans that are none themselves: of a stage's actions, the messages. Columns: `HELD`."""
+    """Events that belong to spans which are not events, such as the messages of a stage's action. Columns: `HELD`."""
 
     def __repr__(self) -> str:
         rows = self.spans["row"].drop_nulls().n_unique()

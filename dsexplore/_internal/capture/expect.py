@@ -48,7 +48,7 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
         the `Trace`; nothing is checked if the block raises.
 
     Raises:
-        UsageError: no such op, or a dict with a key that is none of the above.
+        UsageError: no such op, or a dict with another key.
         ExpectationError: a table of expected against seen, and the source lines of what was not expected.
 
     Examples:

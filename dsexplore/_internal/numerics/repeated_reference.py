@@ -22,7 +22,7 @@ from dsexplore._internal.numerics.part_layouts import rms
 SUSPECT = 1e-6
 """Relative differences in float64 that other roundings seldom make."""
 SAME = 1e-9
-"""Relative differences that are none between two runs of the same program."""
+"""Relative difference up to which two runs of a program count as equal."""
 _OF_LARGEST = 1e-3
 """How much of these counts, relative to the largest values of the phase, where values are zero up to rounding."""
 _SEED = "Seed all that reference() draws, its data and initial weights too, with a constant"

@@ -360,7 +360,7 @@ def _met(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 PATCHES: tuple[Entry, ...] = (
     Patch(TO_LOCAL, "what it returns differs between ranks as its placements say", _met, by_code=True),
-    Patch(PROPAGATE_TENSOR_META, "an op that it runs on tensors of global shape is none of the program's", _uncounted),
+    Patch(PROPAGATE_TENSOR_META, "an op that it runs on tensors of global shape is not the program's", _uncounted),
     Patch(INPUT_PLACEHOLDER, "its copies hold no memory and cost no device anything", _uncounted, on_import=True),
     Patch(RESIZE_STORAGE, "no dispatch mode sees FSDP2 free gathered parameters by it", _followed),
 )
