@@ -2,9 +2,9 @@
 
 The runs are of two plans, two commits or two versions of torch, or of one program that was run twice.
 
-Runs with the same ranks and tensor sizes are compared rank by rank, bits first. Other runs, as of two plans, are compared by whole tensors. Over the ranks, and over the calls of a module in a step, norms
-are added up as squares, and means as sums. If the ranks of one run hold more elements together than those of the other,
-they hold copies.
+Runs with the same ranks and tensor sizes are compared rank by rank, bits first. Other runs, as of two plans, are
+compared by whole tensors. Over the ranks, and over the calls of a module in a step, norms are added up as squares, and
+means as sums. If the ranks of one run hold more elements together than those of the other, they hold copies.
 
 Worked example: A has an output of 64 elements on one rank, B 64 elements on each of four. B's ranks hold four copies,
 so the sum of their squared norms is divided by 4 before it is compared with A's.
