@@ -1,7 +1,6 @@
 """`Headline`: who is late, and what a step sends, in at most five sentences and the numbers of one bar.
 
-A sentence is omitted where there is nothing to say. Each knows the events it speaks of, and the module, so that a view
-can lead from it to them.
+A sentence is omitted where there is nothing to say. Each knows its events and its module, which views lead to.
 """
 
 from __future__ import annotations
