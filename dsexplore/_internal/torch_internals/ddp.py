@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore._internal.torch_internals.names import TorchName, internal
@@ -20,6 +21,8 @@ _registry_of = internal("torch.distributed._composable.contract:_get_registry")
 _register_hook = internal("torch._C._distributed_c10d:_register_comm_hook")
 
 INIT = TorchName("torch.nn.parallel:DistributedDataParallel.__init__")
+"""The constructor of the wrapper."""
+
 REBUILD_BUCKETS = TorchName("torch.distributed:Reducer._rebuild_buckets")
 SET_STATIC_GRAPH = TorchName("torch.distributed:Reducer._set_static_graph")
 """The methods of the reducer that write integers into tensors' memory and send them."""
@@ -37,8 +40,8 @@ def refuse_use(model: Any, refuse: Callable[[], NoReturn]) -> None:
     """Make a model raise in its forward, also one that ``replicate`` made, and in a backward whose forward has run.
 
     Args:
-        model: may be half made.
-        refuse: raises.
+        model: a DDP wrapper, which may be half made.
+        refuse: called instead of forward and backward; it raises.
     """
     model._pre_forward = lambda *_args, **_kwargs: refuse()
     reducer = getattr(model, "reducer", None)
@@ -48,5 +51,10 @@ def refuse_use(model: Any, refuse: Callable[[], NoReturn]) -> None:
 
 
 def is_replicated(module: nn.Module) -> bool:
-    """Return True if DDP reduces the gradients of this module: a wrapper, or what ``replicate`` was applied to."""
-    return isinstance(module, DistributedDataParallel) or "replicate" in (_registry_of(module) or ())
+    """Return True if DDP reduces the gradients of this module: a wrapper, or what ``replicate`` was applied to.
+
+    False where FSDP reduces them: ``replicate_with_fsdp.replicate`` leaves the same entry in a module's registry.
+    """
+    if isinstance(module, DistributedDataParallel):
+        return True
+    return "replicate" in (_registry_of(module) or ()) and not isinstance(module, FSDPModule)

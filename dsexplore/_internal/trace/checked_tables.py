@@ -33,10 +33,10 @@ _DEEPEST = 10_000
 
 
 def checked_tables(tables: Tables) -> Tables:
-    """Return `tables`.
+    """Return `tables` once `check_tables` has found nothing.
 
     Raises:
-        ValueError: as `check_tables`.
+        ValueError: a value is one that no recording can have; the message names table, column and value.
     """
     check_tables(tables)
     return tables
@@ -74,8 +74,10 @@ def _info_errors(info: TraceInfo) -> Iterator[str]:
             yield f"it is of rank {rank}, and the world has {info.world_size:,} ranks"
     if parse_mesh(info.mesh).size > MOST_RANKS:
         yield f"its mesh is {info.mesh}, and a job has 1 to {MOST_RANKS:,} ranks"
-    if info.schedule:
-        json.loads(info.schedule)
+    try:
+        json.loads(info.schedule or "null")
+    except ValueError as error:
+        yield f"its schedule is no JSON: {error}"
 
 
 def _facts(table: pl.DataFrame) -> dict[str, dict[str, Any]]:
@@ -106,22 +108,23 @@ def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: in
     least, most = facts.get("least"), facts.get("most")
     if least is None or most is None:
         return
-    above = {
+    largest_allowed = {
         "depth": _DEEPEST,
         **dict.fromkeys(_SPLITS, MOST_ELEMENTS),
         **dict.fromkeys(_RANKS, world_size - 1),
         **dict.fromkeys(_POSITIVE, MOST_RANKS),
     }
-    below = -MOST_TIME if column in _SIGNED else int(column in _POSITIVE)
+    upper = largest_allowed.get(column, MOST_TIME)
+    lower = -MOST_TIME if column in _SIGNED else int(column in _POSITIVE)
     for value in (least, most):
-        if not below <= value <= above.get(column, MOST_TIME):
-            yield f"table {name}: {column} is {value}, and may be {below} to {above.get(column, MOST_TIME)}"
+        if not lower <= value <= upper:
+            yield f"table {name}: {column} is {value}, and may be {lower} to {upper}"
 
 
 def _module_errors(modules: pl.DataFrame) -> Iterator[str]:
     """Yield an error if a module's parent is not above it: one would walk up without end."""
-    parents = modules.select(parent="module", above="depth")
-    below = modules.join(parents, on="parent").filter(pl.col("above") >= pl.col("depth"))
-    if len(below):
-        module, parent = below["module"][0], below["parent"][0]
+    parents = modules.select(parent="module", parent_depth="depth")
+    wrong = modules.join(parents, on="parent").filter(pl.col("parent_depth") >= pl.col("depth"))
+    if len(wrong):
+        module, parent = wrong["module"][0], wrong["parent"][0]
         yield f"table modules: the parent of {module!r} is {parent!r}, which is not above it"

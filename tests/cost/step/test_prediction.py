@@ -154,7 +154,8 @@ def test_a_step_that_waits_for_the_cpu_says_so(alone: Trace) -> None:
 
 def test_where_other_attention_kernels_may_run_a_note_names_them(alone: Trace) -> None:
     assert (alone.tables.kernels["kind"] == "attention").any()
-    assert [note for note in alone.predict().notes if 'attention="cudnn"' in note]
+    (note,) = [note for note in alone.predict("hgx-h200").notes if 'attention="cudnn"' in note]
+    assert "torch from 2.11 on takes cuDNN's on Hopper GPUs" in note
     for prediction in (alone.predict(attention="cudnn"), alone.predict("dgx-a100")):
         assert not [note for note in prediction.notes if "attention" in note]
 

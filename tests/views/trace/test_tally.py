@@ -30,6 +30,13 @@ def test_many_places_end_in_all_others(traces: ModuleType) -> None:
     assert grid.values.sum() == 26 * 6144
 
 
+def test_a_row_of_unknown_sizes_alone_is_a_row_of_its_own() -> None:
+    grid = tally.grid({("a", "x"): 3.0}, unknown={("b", "x"): 1.0})
+    assert (grid.rows, grid.values.tolist()) == (["a", "b"], [[3.0], [0.0]])
+    assert grid.unknown is not None
+    assert grid.unknown.tolist() == [[0.0], [1.0]]
+
+
 def test_sizes_are_powers_of_two_and_nothing_is_lost(traces: ModuleType) -> None:
     sizes = [0, 1, 2, 3, 4, 1023, 1024, 2**31, 2**40 - 1]
     events = traces.frame("events", [traces.event("Net", i, message_bytes=s) for i, s in enumerate(sizes)])

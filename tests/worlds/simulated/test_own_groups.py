@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from math import prod
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import dsexplore
 from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.simulated import own_groups
 
 SHARES_GROUP_OF_ALL = torch_at_least("2.11")
 """torch 2.9 makes a group of its own for an axis of all ranks."""
@@ -60,9 +60,12 @@ def test_few_groups_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(**kwargs)
 
     monkeypatch.setattr(device_mesh, "new_group", new_group)
-    with dsexplore.simulate(world_size=16_384, mesh="pp=16,dp=128,tp=8", rank=6161) as mesh:
-        assert prod(mesh.shape) == 16_384
+    with dsexplore.simulate(world_size=16_384, rank=6161):
+        before = number(dist.new_group([0, 6161]).group_name)
+        init_device_mesh("cpu", (16, 128, 8))
+        after = number(dist.new_group([0, 6161]).group_name)
     assert [len(ranks) for ranks in made] == [16, 128, 8]
+    assert f": {after - before - 1:,} for pp=16 × dp=128 × tp=8" in str(own_groups.__doc__)
 
 
 @ONE_BY_ONE

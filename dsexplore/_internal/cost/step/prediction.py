@@ -68,8 +68,8 @@ class Prediction(Result):
         self._notes = list(dict.fromkeys(note for program in read for note in program.notes))
         if options.attention == "flash-2" and _has_other_attention(tables, cluster):
             self._notes.append(
-                "attention is timed as FlashAttention-2's kernels; torch 2.11 takes cuDNN's on an H100, which are "
-                'faster: attention="cudnn" predicts those'
+                f"attention is timed as FlashAttention-2's kernels; torch from 2.11 on takes cuDNN's on "
+                f'{cluster.generation.capitalize()} GPUs, which are faster: attention="cudnn" predicts those'
             )
         self._pipeline = PipelineTimes(tables, self.schedule, self._ranks) if self.schedule is not None else None
         if self._pipeline is not None:

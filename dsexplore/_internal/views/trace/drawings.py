@@ -55,7 +55,7 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "") -> str:
         f'<tr><th scope="row">{html.parted(row, 96)}</th>'
         + "".join(_heat_cell(float(v), top, write) for v in values)
         + "</tr>"
-        for row, values in zip(grid.rows, grid.signed, strict=True)
+        for row, values in zip(grid.rows, grid.signed_values, strict=True)
     )
     return (
         '<div class="scroll" tabindex="0"><table class="heat"><thead><tr>'

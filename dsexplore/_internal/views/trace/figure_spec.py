@@ -103,7 +103,7 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> 
     """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names."""
     if not grid.rows or not grid.columns:
         return EMPTY
-    text = [[size_text(v) if v or is_partial(v) else "" for v in row] for row in grid.signed.tolist()]
+    text = [[size_text(v) if v or is_partial(v) else "" for v in row] for row in grid.signed_values.tolist()]
     shown = {"text": text, "texttemplate": "%{text}", "textfont": {"color": "#000000"}} if len(columns) <= 8 else {}
     trace = {
         "type": "heatmap",

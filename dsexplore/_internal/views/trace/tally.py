@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore._internal.units import format_bytes
-from dsexplore._internal.views.trace.byte_sizes import signed
+from dsexplore._internal.views.trace import byte_sizes
 
 MOST_ROWS, MOST_COLUMNS = 16, 10
 OTHERS = "(all others)"
@@ -31,9 +31,9 @@ class Grid:
     """How many summands of each value are unknown; None for none."""
 
     @property
-    def signed(self) -> npt.NDArray[np.float64]:
+    def signed_values(self) -> npt.NDArray[np.float64]:
         """Values with the sign that `byte_sizes.size_text` reads."""
-        return signed(self.values, self.unknown)
+        return byte_sizes.signed(self.values, self.unknown)
 
 
 def grid(
@@ -45,13 +45,16 @@ def grid(
 
     ``unknown``: {(row, column): how many sizes are not known}, where there are some.
     """
-    rows = _ranked([(row, size) for (row, _), size in totals.items()], most)
-    columns = _ranked([(column, size) for (_, column), size in totals.items()], MOST_COLUMNS)
-    values, missing = np.zeros((2, len(rows), len(columns)))
+    known = {**dict.fromkeys(unknown or {}, 0.0), **totals}
+    rows = _ranked([(row, size) for (row, _), size in known.items()], most)
+    columns = _ranked([(column, size) for (_, column), size in known.items()], MOST_COLUMNS)
+    values = np.zeros((len(rows), len(columns)))
+    missing = np.zeros_like(values)
     row_of, column_of = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
     for cells, into in ((totals, values), (unknown or {}, missing)):
-        for (row, column), size in cells.items():
-            into[row_of.get(row, -1), column_of.get(column, -1)] += size
+        for (row, column), number in cells.items():
+            # a name without a place of its own is in the last row or column, `OTHERS`
+            into[row_of.get(row, len(rows) - 1), column_of.get(column, len(columns) - 1)] += number
     return Grid(rows, columns, values, missing if unknown else None)
 
 

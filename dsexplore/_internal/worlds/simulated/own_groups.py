@@ -1,6 +1,6 @@
 """Meshes that create only the process groups of the played rank.
 
-torch creates all groups of a mesh on each rank: 3,201 for pp=16 × dp=128 × tp=8, of which a rank is in three; for the
+torch creates all groups of a mesh on each rank: 3,200 for pp=16 × dp=128 × tp=8, of which a rank is in three; for the
 others `new_group` returns no group. A simulated rank waits for no other, so these calls are skipped.
 """
 
@@ -15,6 +15,7 @@ from dsexplore._internal.torch_internals.process_groups import skip_group_number
 from dsexplore._internal.worlds.world_settings import WorldSettings
 
 _ARGUMENTS = ["sub_layout", "rank_map", "dim_name", "backend_override"]
+"""Arguments of torch's method that makes an axis's groups, up to torch 2.15."""
 
 
 def _make_groups_of_rank(make: Any, parts: Parts) -> Any:
