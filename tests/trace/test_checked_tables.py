@@ -68,7 +68,7 @@ def test_a_value_that_no_recording_has_is_an_error(
         ({"ranks": (0,), "stands_for": (f"0-{HUGE}",)}, f"it is of rank {HUGE}"),
         ({"mesh": "dp"}, "mesh"),
         ({"mesh": f"dp={HUGE}"}, "its mesh is"),
-        ({"schedule": "x"}, "its schedule is no JSON: Expecting value"),
+        ({"schedule": "x"}, "its schedule is not JSON: Expecting value"),
     ],
 )
 def test_an_info_that_no_recording_has_is_an_error(tmp_path: Path, make: Any, info: dict[str, Any], said: str) -> None:

@@ -195,6 +195,7 @@ SAID: Mapping[str, Fill] = {
     "its world_size is 0, and a job has 1 to": one(replace(calls(0), info=replace(calls(0).info, world_size=0))),
     "it is of rank 7, and the world has 2 ranks": one(replace(calls(0), info=replace(calls(0).info, ranks=(7,)))),
     f"its mesh is dp={HUGE}, and a job has 1 to": one(calls(0, mesh=f"dp={HUGE}")),
+    "its schedule is not JSON: ": one(replace(calls(0), info=replace(calls(0).info, schedule="x"))),
     "'a few' is not a rank, and no range of ranks": one(calls(0, stands_for=("a few",))),
     # of folders
     "has no trace files: a trace directory holds rank-00000.parquet": lambda folder: None,

@@ -77,7 +77,7 @@ def _info_errors(info: TraceInfo) -> Iterator[str]:
     try:
         json.loads(info.schedule or "null")
     except ValueError as error:
-        yield f"its schedule is no JSON: {error}"
+        yield f"its schedule is not JSON: {error}"
 
 
 def _facts(table: pl.DataFrame) -> dict[str, dict[str, Any]]:

@@ -70,8 +70,8 @@ def _several(folder: Path) -> Path:
         (lambda folder: folder / "nothing", FileNotFoundError, "there is no such file"),
         (lambda folder: folder, UsageError, "holds no checkpoint"),
         (_without_a_shard, FileNotFoundError, "model-1.safetensors"),
-        (_file("a.index.json", "[]"), UsageError, "no index of shards"),
-        (_file("notes.txt", "hello"), UsageError, "no checkpoint that is known"),
+        (_file("a.index.json", "[]"), UsageError, "not an index of shards"),
+        (_file("notes.txt", "hello"), UsageError, "not a checkpoint that is known"),
         (_several, UsageError, r"several checkpoints \(a.pt, b.pt\)"),
     ],
 )

@@ -171,9 +171,9 @@ class TestTheRegistry:
         assert [root for root in sorted(roots - {"amp_C", "pynvml"}) if f"`{root}`" not in page] == []
 
     def test_refuses_what_is_no_package_or_function(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="no name of a package"):
+        with pytest.raises(UsageError, match="not a name of a package"):
             dsexplore.register_extension("fast-kernels", dict)
-        with pytest.raises(UsageError, match="no function"):
+        with pytest.raises(UsageError, match="not a function"):
             dsexplore.register_extension("fast_kernels", {})  # type: ignore[arg-type] # that is what is tested
         dsexplore.register_extension("fast_kernels", lambda: [len])  # type: ignore[arg-type, return-value] # likewise
         with pytest.raises(UsageError, match=r"registered for fast_kernels returned \["):

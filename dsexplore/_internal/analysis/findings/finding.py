@@ -117,8 +117,8 @@ class Findings(Result, Sequence[Finding]):
     def lines(self) -> list[str]:
         """Return the verdict; then of each finding what is sent needlessly, where, and the change to try."""
         places = [", ".join(filter(None, (finding.module, finding.source))) for finding in self]
-        each = zip(self, places, strict=True)
-        return [self.verdict(), *(f"{finding.why}; {place}; try: {finding.change}" for finding, place in each)]
+        placed = zip(self, places, strict=True)
+        return [self.verdict(), *(f"{finding.why}; {place}; try: {finding.change}" for finding, place in placed)]
 
     def to_frame(self) -> pl.DataFrame:
         """Return one row per finding; columns: `COLUMNS`."""
