@@ -35,13 +35,44 @@ def test_optimizers_are_torchs() -> None:
     assert_close(trained(sgd, lr=0.1, momentum=0.9), trained(torch.optim.SGD, lr=0.1, momentum=0.9))
 
 
-def test_lamb_is_adam_of_the_parameters_norm() -> None:
+@pytest.mark.parametrize(("decay", "use_nvlamb"), [(0.0, False), (0.0, True), (0.1, False)])
+def test_lamb_is_adam_of_the_parameters_norm_if_that_decays(decay: float, use_nvlamb: bool) -> None:
     torch.manual_seed(0)
     weight = nn.Parameter(torch.randn(4, 3))
     before, weight.grad = weight.detach().clone(), torch.randn(4, 3)
-    APEX["optimizers.FusedLAMB"]([weight], lr=0.1, weight_decay=0.0, max_grad_norm=0).step()
-    direction = weight.grad / (weight.grad.abs() + 1e-6)  # the first step of Adam
-    assert_close(weight.detach(), before - 0.1 * before.norm() / direction.norm() * direction)
+    options = {"weight_decay": decay, "max_grad_norm": 0, "use_nvlamb": use_nvlamb}
+    APEX["optimizers.FusedLAMB"]([weight], lr=0.1, **options).step()
+    direction = weight.grad / (weight.grad.abs() + 1e-6) + decay * before  # the first step of Adam
+    ratio = before.norm() / direction.norm() if decay or use_nvlamb else 1.0
+    assert_close(weight.detach(), before - 0.1 * ratio * direction)
+
+
+def test_lamb_clips_the_gradients_of_the_closure() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = APEX["optimizers.FusedLAMB"]([weight], lr=0.1, weight_decay=0.0, eps=1.0, max_grad_norm=1.0)
+
+    def closure() -> torch.Tensor:
+        loss = (100 * weight).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 400
+    assert_close(weight.detach(), torch.full((4,), 1 - 0.1 * 0.5 / (0.5 + 1)))  # gradients of norm 200, then of norm 1
+
+
+def test_lamb_without_averaging_or_decoupled_decay() -> None:
+    weight = nn.Parameter(torch.full((1,), 2.0))
+    weight.grad = torch.ones(1)
+    options = {"weight_decay": 0.5, "eps": 1.0, "max_grad_norm": 0, "bias_correction": False, "betas": (0.9, 0.75)}
+    APEX["optimizers.FusedLAMB"]([weight], lr=0.1, adam_w_mode=False, grad_averaging=False, **options).step()
+    assert_close(weight.detach(), torch.tensor([1.8]))  # 2 / 2 is the update, which gets the parameter's norm
+
+
+def test_optimizers_refuse_what_the_kernels_do_not_take() -> None:
+    with pytest.raises(TypeError, match=r"PlainLAMB\(\): got an unexpected keyword argument 'lrr'"):
+        APEX["optimizers.FusedLAMB"]([nn.Parameter(torch.ones(1))], lrr=0.5)
+    with pytest.raises(TypeError, match="missing a required argument: 'lr'"):
+        APEX["optimizers.FusedSGD"]([nn.Parameter(torch.ones(1))])
 
 
 @pytest.mark.parametrize("name", ["FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm"])

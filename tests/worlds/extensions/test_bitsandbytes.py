@@ -58,6 +58,7 @@ def test_lion_takes_the_sign_of_an_average(name: str) -> None:
 def test_lars_limits_the_norm_of_its_update() -> None:
     first, second = GRADIENTS
     momentum = 0.9 * first + second
+    assert_close(after_steps(BITS["optim.LARS"], lr=0.1, momentum=0.9, max_unorm=0), START - 0.1 * (first + momentum))
     assert_close(
         after_steps(BITS["optim.LARS8bit"], lr=0.1, momentum=0.9, max_unorm=100), START - 0.1 * (first + momentum)
     )

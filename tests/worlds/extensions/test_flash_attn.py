@@ -198,6 +198,19 @@ class TestAttention:
 
 class TestLayers:
     @pytest.mark.parametrize("interleaved", [False, True])
+    def test_of_the_kernel_takes_its_own_order_and_rotates_back(self, interleaved: bool) -> None:
+        rotate = FLASH["ops.triton.rotary.apply_rotary"]
+        angles = torch.outer(torch.arange(8.0), torch.tensor([1.0, 0.1]))
+        x = torch.randn(1, 5, 1, 4)
+        halves = x.unflatten(-1, (2, 2))
+        pairs = torch.view_as_complex((halves if interleaved else halves.mT).contiguous())
+        turned = torch.view_as_real(pairs * torch.polar(torch.ones(5, 2), angles[2:7])[None, :, None])
+        expected = (turned if interleaved else turned.mT).flatten(-2)
+        out = rotate(x, angles.cos(), angles.sin(), 2, None, None, interleaved)
+        assert_close(out, expected)
+        assert_close(rotate(out, angles.cos(), angles.sin(), 2, interleaved=interleaved, conjugate=True), x)
+
+    @pytest.mark.parametrize("interleaved", [False, True])
     def test_rotation_is_that_of_complex_numbers(self, interleaved: bool) -> None:
         (x,) = leaves = tensors((2, 5, 3, 8))
         angles = torch.randn(9, 3, dtype=torch.float64)

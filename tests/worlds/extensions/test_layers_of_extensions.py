@@ -108,7 +108,7 @@ class TestGroupedGemm:
         def there_and_back(x: Tensor) -> Tensor:
             permuted, places = GROUPED["ops.permute"](x, experts)
             assert_close(permuted, x[[0, 2, 1, 2, 0, 1]])
-            back: Tensor = GROUPED["ops.unpermute"](permuted, places, probabilities)
+            back: Tensor = GROUPED["ops.unpermute"](input_act=permuted, row_id_map=places, probs=probabilities)
             return back
 
         equal(there_and_back, lambda x: x * probabilities.sum(1, keepdim=True), (3, 4))

@@ -24,7 +24,7 @@ from dsexplore._internal.worlds.extensions.apex_parallel import (
     scale_loss,
 )
 from dsexplore._internal.worlds.extensions.apex_zero import DistributedFusedAdam
-from dsexplore._internal.worlds.extensions.fused_layers import MLP, Dense, DenseGeluDense
+from dsexplore._internal.worlds.extensions.fused_layers import MLP, DenseGeluDense
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm, PlainRMSNorm, Shape, layer_norm, rms_norm
 from dsexplore._internal.worlds.extensions.fused_optimizers import (
     KernelOptimizer,
@@ -80,45 +80,93 @@ def multi_tensor_axpby(
         target.copy_(a * x + b * y)
 
 
+class FusedLayerNorm(PlainLayerNorm):
+    """Layer norm over the last dims."""
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine)
+
+
+class FusedRMSNorm(PlainRMSNorm):
+    """RMS norm over the last dims."""
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        memory_efficient: bool = False,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine)
+
+
 class MixedFusedLayerNorm(PlainLayerNorm):
     """Layer norm whose result has the dtype of its weight."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of ``x``."""
-        return layer_norm(x, self.weight, self.bias, self.eps, self.weight.dtype)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as torch's
+        """Return the norm of ``input``."""
+        return layer_norm(input, self.weight, self.bias, self.eps, self.weight.dtype)
 
 
 class MixedFusedRMSNorm(PlainRMSNorm):
     """RMS norm whose result has the dtype of its weight."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of ``x``."""
-        return rms_norm(x, self.weight, self.eps, self.weight.dtype)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as torch's
+        """Return the norm of ``input``."""
+        return rms_norm(input, self.weight, self.eps, self.weight.dtype)
 
 
-def fused_layer_norm(x: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False) -> Tensor:
+def fused_layer_norm(
+    input: Tensor,  # noqa: A002 # as torch's
+    normalized_shape: Shape,
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> Tensor:
     """Return the layer norm over the last dims, without weight and bias."""
-    ones = x.new_ones((normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape))
-    return layer_norm(x, ones, None, eps)
+    return layer_norm(input, _ones(input, normalized_shape), None, eps)
 
 
 def fused_layer_norm_affine(
-    x: Tensor, weight: Tensor, bias: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False
+    input: Tensor,  # noqa: A002 # as torch's
+    weight: Tensor,
+    bias: Tensor,
+    normalized_shape: Shape,
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
 ) -> Tensor:
     """Return the layer norm over the last dims."""
-    return layer_norm(x, weight, bias, eps)
+    return layer_norm(input, weight, bias, eps)
 
 
 def fused_rms_norm_affine(
-    x: Tensor, weight: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False
+    input: Tensor,  # noqa: A002 # as torch's
+    weight: Tensor,
+    normalized_shape: Shape,
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
 ) -> Tensor:
     """Return the RMS norm over the last dims."""
-    return rms_norm(x, weight, eps)
+    return rms_norm(input, weight, eps)
 
 
-def fused_rms_norm(x: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False) -> Tensor:
+def fused_rms_norm(
+    input: Tensor,  # noqa: A002 # as torch's
+    normalized_shape: Shape,
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
+) -> Tensor:
     """Return the RMS norm over the last dims, without weight."""
-    return rms_norm(x, x.new_ones((normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape), eps)
+    return rms_norm(input, _ones(input, normalized_shape), eps)
+
+
+def _ones(like: Tensor, shape: Shape) -> Tensor:
+    return like.new_ones((shape,) if isinstance(shape, int) else tuple(shape))
 
 
 class FastLayerNorm(PlainLayerNorm):
@@ -126,6 +174,17 @@ class FastLayerNorm(PlainLayerNorm):
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
         super().__init__(hidden_size, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of ``x``."""
+        return super().forward(x)
+
+
+class FusedDense(torch.nn.Linear):
+    """A linear layer."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
 
 
 class SoftmaxCrossEntropyLoss:
@@ -180,12 +239,18 @@ class FusedMixedPrecisionLamb(PlainLAMB):
         "adam_w_mode": True,
         "grad_averaging": True,
         "max_grad_norm": 1.0,
+        "use_nvlamb": False,
+        "reduced_precision_dtype": None,
     }
 
 
-def _keep_function(function: Any, *more: Any) -> Any:
+def _keep_function(fn: Any) -> Any:
     """Return a function, which Apex would make cast its arguments."""
-    return function
+    return fn
+
+
+def _register_function(module: Any, name: str) -> None:
+    """Do nothing, where Apex would make a module's function cast its arguments."""
 
 
 def _amp_state(*args: Any, **options: Any) -> dict[str, Any]:
@@ -202,15 +267,15 @@ _PARALLEL: Names = {
 }
 _LAYERS: Names = {
     "mlp.MLP": MLP,
-    "fused_dense.FusedDense": Dense,
+    "fused_dense.FusedDense": FusedDense,
     "fused_dense.FusedDenseGeluDense": DenseGeluDense,
     "contrib.xentropy.SoftmaxCrossEntropyLoss": SoftmaxCrossEntropyLoss,
     "contrib.layer_norm.FastLayerNorm": FastLayerNorm,
     "contrib.clip_grad.clip_grad_norm_": torch.nn.utils.clip_grad_norm_,
 }
 _NORMS: Names = {
-    "FusedLayerNorm": PlainLayerNorm,
-    "FusedRMSNorm": PlainRMSNorm,
+    "FusedLayerNorm": FusedLayerNorm,
+    "FusedRMSNorm": FusedRMSNorm,
     "MixedFusedLayerNorm": MixedFusedLayerNorm,
     "MixedFusedRMSNorm": MixedFusedRMSNorm,
 }
@@ -222,6 +287,7 @@ _OPTIMIZERS: Names = {
     "FusedAdagrad": FusedAdagrad,
     "FusedMixedPrecisionLamb": FusedMixedPrecisionLamb,
 }
+_CASTS = ("half", "float", "promote")
 _APPLIER = MultiTensorApply(2048 * 32)
 
 EXTENSIONS: dict[str, Names] = {
@@ -240,11 +306,8 @@ EXTENSIONS: dict[str, Names] = {
         "contrib.optimizers.distributed_fused_adam.DistributedFusedAdam": DistributedFusedAdam,
         "parallel.distributed.DistributedDataParallel": DistributedDataParallel,
         **{f"amp.{function.__name__}": function for function in (initialize, master_params, scale_loss)},
-        **{
-            f"amp.{way}{kind}_function": _keep_function
-            for way in ("", "register_")
-            for kind in ("half", "float", "promote")
-        },
+        **{f"amp.{kind}_function": _keep_function for kind in _CASTS},
+        **{f"amp.register_{kind}_function": _register_function for kind in _CASTS},
         "amp.state_dict": _amp_state,
         "amp.load_state_dict": _amp_state,
         "multi_tensor_apply.multi_tensor_applier": _APPLIER,

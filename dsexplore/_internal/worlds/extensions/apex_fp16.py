@@ -21,9 +21,9 @@ Parameters = Sequence[Tensor]
 class ToHalf(nn.Module):
     """Casts its input to float16."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` in float16."""
-        return x.half()
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as Apex's
+        """Return ``input`` in float16."""
+        return input.half()
 
 
 def batch_norms_to_float(module: nn.Module) -> nn.Module:
@@ -73,9 +73,9 @@ def master_params_to_model_params(
         parameter.copy_(master)
 
 
-def to_python_float(tensor: Tensor) -> float:
+def to_python_float(t: Tensor) -> float:
     """Return a number."""
-    return tensor.item()
+    return t.item()
 
 
 class FP16Optimizer:

@@ -41,6 +41,12 @@ class DistributedDataParallel(nn.Module):
         module: nn.Module,
         message_size: int = 10_000_000,
         delay_allreduce: bool = False,
+        shared_param: bool | None = None,
+        allreduce_trigger_params: Sequence[Tensor] | None = None,
+        retain_allreduce_buffers: bool = False,
+        allreduce_always_fp32: bool = False,
+        num_allreduce_streams: int = 1,
+        allreduce_communicators: Any = None,
         gradient_average: bool = True,
         **options: Any,
     ) -> None:

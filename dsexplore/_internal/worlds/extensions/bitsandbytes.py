@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from dsexplore._internal.worlds.extensions import bitsandbytes_layers
 from dsexplore._internal.worlds.extensions.fused_optimizers import (
+    OF_BITSANDBYTES,
+    REQUIRED,
+    ByParameter,
     KernelOptimizer,
     Parameters,
     PlainAdam,
     PlainAdEMAMix,
-    PlainLAMB,
     PlainLARS,
     PlainLion,
     PlainSGD,
@@ -27,7 +29,7 @@ from dsexplore._internal.worlds.extensions.registry import Names
 
 
 class Adam(PlainAdam):
-    """Adam; further options are of the kernels."""
+    """Adam."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "lr": 1e-3,
@@ -35,6 +37,8 @@ class Adam(PlainAdam):
         "eps": 1e-8,
         "weight_decay": 0.0,
         "amsgrad": False,
+        **OF_BITSANDBYTES,
+        "is_paged": False,
     }
 
 
@@ -44,26 +48,69 @@ class AdamW(Adam):
     DEFAULTS: ClassVar[Mapping[str, Any]] = {**Adam.DEFAULTS, "weight_decay": 1e-2}
 
 
-class LAMB(PlainLAMB):
-    """Adam with decoupled weight decay, whose update has at most the norm of its parameter."""
+class SGD(PlainSGD):
+    """SGD with momentum."""
 
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {**PlainLAMB.DEFAULTS, "eps": 1e-8, "weight_decay": 0.0}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": REQUIRED,
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "weight_decay": 0.0,
+        "nesterov": False,
+        **OF_BITSANDBYTES,
+    }
 
-    def _initialize(self, params: Parameters, **options: Any) -> None:
-        super()._initialize(params, **{**options, "max_grad_norm": 0.0})
 
-    def _scaled(self, parameter: Tensor, update: Tensor, decay: Tensor) -> Tensor:
-        return update * at_most(parameter, update, 1.0) + decay
+class PytorchLARS(PlainLARS):
+    """LARS whose learning rate is 0.01 unless given."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        **{name: value for name, value in PlainLARS.DEFAULTS.items() if name not in OF_BITSANDBYTES},
+        "lr": 0.01,
+    }
+
+
+class LAMB(ByParameter):
+    """Adam with decoupled weight decay, whose update has at most ``max_unorm`` times the norm of its parameter."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        "adam_w_mode": True,
+        **OF_BITSANDBYTES,
+        "block_wise": False,
+        "max_unorm": 1.0,
+    }
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        update = self._adam(parameter, gradient, group, 1 - group["betas"][0])
+        scaled = update * at_most(parameter, update, group["max_unorm"]) + group["weight_decay"] * parameter
+        parameter.sub_((group["lr"] * scaled).to(parameter.dtype))
 
 
 class RMSprop(KernelOptimizer, torch.optim.RMSprop):
-    """RMSprop; further options are of the kernels."""
+    """RMSprop; ``momentum`` changes nothing, as in the kernels."""
 
-    DEFAULTS: ClassVar[Mapping[str, Any]] = {"lr": 1e-2, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-2,
+        "alpha": 0.99,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+        "centered": False,
+        **OF_BITSANDBYTES,
+    }
+
+    def _initialize(self, params: Parameters, **options: Any) -> None:
+        super()._initialize(params, **{**options, "momentum": 0.0})
 
 
 class Adagrad(KernelOptimizer, torch.optim.Adagrad):
-    """Adagrad; further options are of the kernels."""
+    """Adagrad."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "lr": 1e-2,
@@ -71,6 +118,7 @@ class Adagrad(KernelOptimizer, torch.optim.Adagrad):
         "weight_decay": 0.0,
         "initial_accumulator_value": 0.0,
         "eps": 1e-10,
+        **OF_BITSANDBYTES,
     }
 
 
@@ -94,24 +142,34 @@ class GlobalOptimManager:
 
 _BITS = ("", "8bit", "32bit")
 _PAGED = {"Adam": Adam, "AdamW": AdamW, "Lion": PlainLion, "AdEMAMix": PlainAdEMAMix}
-_OPTIMIZERS = {"SGD": PlainSGD, "LAMB": LAMB, "LARS": PlainLARS, "RMSprop": RMSprop, "Adagrad": Adagrad}
+_OPTIMIZERS = {"SGD": SGD, "LAMB": LAMB, "LARS": PlainLARS, "RMSprop": RMSprop, "Adagrad": Adagrad}
+
+
+def _of_bits(kind: type[KernelOptimizer], paged: str, bits: str) -> type[KernelOptimizer]:
+    """Return an optimizer that takes the arguments of the one with this number of bits in its name."""
+    fixed = {"optim_bits": bits and kind not in (Adam, AdamW, Adagrad), "is_paged": paged and kind is not Adam}
+    defaults = {name: value for name, value in kind.DEFAULTS.items() if not fixed.get(name)}
+    if kind is Adagrad and bits == "8bit":
+        defaults["optim_bits"] = 8
+    return type(f"{paged}{kind.__name__}{bits}", (kind,), {"DEFAULTS": defaults, "__doc__": kind.__doc__})
+
 
 EXTENSIONS: dict[str, Names] = {
     "bitsandbytes": {
         "__version__": "0.48.0",
         **{
-            f"optim.{paged}{name}{bits}": kind
+            f"optim.{paged}{name}{bits}": _of_bits(kind, paged, bits)
             for name, kind in _PAGED.items()
             for paged in ("", "Paged")
             for bits in _BITS
         },
-        **{f"optim.{name}{bits}": kind for name, kind in _OPTIMIZERS.items() for bits in _BITS},
+        **{f"optim.{name}{bits}": _of_bits(kind, "", bits) for name, kind in _OPTIMIZERS.items() for bits in _BITS},
         **{
-            f"optim.{name.lower()}.{name}{bits}": kind
+            f"optim.{name.lower()}.{name}{bits}": _of_bits(kind, "", bits)
             for name, kind in (_PAGED | _OPTIMIZERS).items()
             for bits in _BITS
         },
-        "optim.PytorchLARS": PlainLARS,
+        "optim.PytorchLARS": PytorchLARS,
         "optim.GlobalOptimManager": GlobalOptimManager,
         **bitsandbytes_layers.NAMES,
     }

@@ -31,11 +31,13 @@ class QuantState:
     """What undoes a quantization: the largest of each block, and the values of the codes."""
 
     absmax: Tensor
-    shape: torch.Size
-    code: Tensor
-    blocksize: int
-    quant_type: str
-    dtype: torch.dtype
+    shape: Any = None
+    code: Any = None
+    blocksize: Any = None
+    quant_type: str | None = None
+    dtype: torch.dtype | None = None
+    offset: Tensor | None = None
+    state2: QuantState | None = None
 
 
 def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> Tensor:
@@ -64,7 +66,8 @@ def _nearest(scaled: Tensor, code: Tensor) -> Tensor:
 
 def _dequantize(numbers: Tensor, state: QuantState) -> Tensor:
     factors = state.absmax.repeat_interleave(state.blocksize)[: numbers.numel()]
-    return (state.code[numbers.long()] * factors).view(state.shape).to(state.dtype)
+    values: Tensor = (state.code[numbers.long()] * factors).view(state.shape).to(state.dtype)
+    return values
 
 
 def quantize_blockwise(
@@ -82,16 +85,26 @@ def quantize_blockwise(
     return _nearest(scaled, code).view(A.shape), state
 
 
-def dequantize_blockwise(A: Tensor, quant_state: QuantState, *more: Any, **options: Any) -> Tensor:
-    """Return the values of what `quantize_blockwise` returned."""
-    return _dequantize(A.flatten(), quant_state)
+def dequantize_blockwise(A: Tensor, quant_state: QuantState | None = None, *more: Any, **options: Any) -> Tensor:
+    """Return the values of what `quantize_blockwise` returned.
+
+    Raises:
+        NotImplementedError: there is no ``quant_state``.
+    """
+    return _dequantize(A.flatten(), _given(quant_state))
+
+
+def _given(state: QuantState | None) -> QuantState:
+    if state is None:
+        raise NotImplementedError("quant_state=None: values are found by the state alone here; give it")
+    return state
 
 
 def quantize_4bit(
     A: Tensor,
     absmax: Tensor | None = None,
     out: Tensor | None = None,
-    blocksize: int = 64,
+    blocksize: int | None = None,
     compress_statistics: bool = False,
     quant_type: str = "fp4",
     quant_storage: torch.dtype = torch.uint8,
@@ -100,6 +113,7 @@ def quantize_4bit(
 
     ``compress_statistics`` changes nothing: the largest of each block stay in fp32.
     """
+    blocksize = blocksize or 64
     code = torch.tensor(_CODES[quant_type], device=A.device)
     scaled, largest = _normalize_blocks(A, blocksize)
     pairs = pad(_nearest(scaled, code), (0, A.numel() % 2)).view(-1, 2)
@@ -107,8 +121,13 @@ def quantize_4bit(
     return packed, QuantState(largest, A.shape, code, blocksize, quant_type, A.dtype)
 
 
-def dequantize_4bit(A: Tensor, quant_state: QuantState, *more: Any, **options: Any) -> Tensor:
-    """Return the values of what `quantize_4bit` returned; transposed if that is."""
+def dequantize_4bit(A: Tensor, quant_state: QuantState | None = None, *more: Any, **options: Any) -> Tensor:
+    """Return the values of what `quantize_4bit` returned; transposed if that is.
+
+    Raises:
+        NotImplementedError: there is no ``quant_state``.
+    """
+    quant_state = _given(quant_state)
     packed = A.flatten().view(torch.uint8)
     numbers = torch.stack((packed // 16, packed % 16), 1).flatten()[: quant_state.shape.numel()]
     values = _dequantize(numbers, quant_state)
@@ -179,8 +198,6 @@ class _Quantized(nn.Linear):
 class Linear4bit(_Quantized):
     """A linear layer whose frozen weight has 4 bits a value on a GPU, kept and sent as ``quant_storage``."""
 
-    _type = "fp4"
-
     def __init__(
         self,
         input_features: int,
@@ -188,14 +205,13 @@ class Linear4bit(_Quantized):
         bias: bool = True,
         compute_dtype: torch.dtype | None = None,
         compress_statistics: bool = True,
-        quant_type: str | None = None,
+        quant_type: str = "fp4",
         quant_storage: torch.dtype = torch.uint8,
         device: Any = None,
     ) -> None:
         super().__init__(input_features, output_features, bias, device)
         self.weight = Params4bit(self.weight.data)
-        self.compute_dtype, self.quant_storage = compute_dtype, quant_storage
-        self.quant_type = quant_type or self._type
+        self.compute_dtype, self.quant_type, self.quant_storage = compute_dtype, quant_type, quant_storage
         self.quant_state: QuantState | None = None
 
     def _quantize(self, weight: Tensor) -> Tensor:
@@ -214,8 +230,25 @@ class Linear4bit(_Quantized):
 class LinearFP4(Linear4bit):
     """A linear layer of 4-bit floating-point values."""
 
+    _type = "fp4"
 
-class LinearNF4(Linear4bit):
+    def __init__(
+        self,
+        input_features: int,
+        output_features: int,
+        bias: bool = True,
+        compute_dtype: torch.dtype | None = None,
+        compress_statistics: bool = True,
+        quant_storage: torch.dtype = torch.uint8,
+        device: Any = None,
+    ) -> None:
+        super().__init__(
+            *(input_features, output_features, bias, compute_dtype, compress_statistics),
+            *(self._type, quant_storage, device),
+        )
+
+
+class LinearNF4(LinearFP4):
     """A linear layer of 4-bit values at the quantiles of a normal distribution."""
 
     _type = "nf4"
@@ -256,6 +289,25 @@ class Linear8bitLt(_Quantized):
 
 class Embedding(nn.Embedding):
     """An embedding that begins as Xavier's uniform distribution."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(
+            *(num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight),
+            device=device,
+            dtype=dtype,
+        )
 
     def reset_parameters(self) -> None:
         """Set the weight to its beginning."""

@@ -186,6 +186,66 @@ def _two_results(attention: Callable[..., Attention]) -> Callable[..., Tensor | 
     return call
 
 
+def flash_attn_unpadded_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    return_attn_probs: bool = False,
+    deterministic: bool = False,
+) -> Attention:
+    """Compute attention of a packed batch as FlashAttention 1 does."""
+    return flash_attn_varlen_func(
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal),
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def flash_attn_unpadded_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    return_attn_probs: bool = False,
+    deterministic: bool = False,
+) -> Attention:
+    """Compute attention of a packed batch as FlashAttention 1 does, of keys and values in one tensor."""
+    k, v = kv.unbind(1)
+    return flash_attn_varlen_func(
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal),
+        return_attn_probs=return_attn_probs,
+    )
+
+
+def flash_attn_unpadded_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    return_attn_probs: bool = False,
+    deterministic: bool = False,
+) -> Attention:
+    """Compute attention of a packed batch as FlashAttention 1 does, of queries, keys and values in one tensor."""
+    q, k, v = qkv.unbind(1)
+    return flash_attn_varlen_func(
+        *(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal),
+        return_attn_probs=return_attn_probs,
+    )
+
+
 _FUNCTIONS: Names = {
     function.__name__: function
     for function in (
@@ -206,9 +266,9 @@ _THIRD: Names = {
     **flash_attn_kernels.NAMES_OF_THIRD,
 }
 _INSTEAD_OF_UNPADDED: Names = {
-    "flash_attn_unpadded_func": flash_attn_varlen_func,
-    "flash_attn_unpadded_qkvpacked_func": flash_attn_varlen_qkvpacked_func,
-    "flash_attn_unpadded_kvpacked_func": flash_attn_varlen_kvpacked_func,
+    "flash_attn_unpadded_func": flash_attn_unpadded_func,
+    "flash_attn_unpadded_qkvpacked_func": flash_attn_unpadded_qkvpacked_func,
+    "flash_attn_unpadded_kvpacked_func": flash_attn_unpadded_kvpacked_func,
 }
 """The names of version 1."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dsexplore._internal.worlds.extensions.fused_norms import (
-    PlainLayerNorm,
     PlainRMSNorm,
     layer_norm,
     layer_norm_fn,
@@ -36,13 +37,15 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
     return torch.cat((out, x[..., width:]), -1)
 
 
-def _tables(x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, ends: Tensor | None) -> tuple[Tensor, Tensor]:
+def _tables(
+    x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the rows of both tables that belong to the places of the tokens."""
-    length = x.shape[0] if ends is not None else x.shape[1]
+    length = x.shape[0] if cu_seqlens is not None else x.shape[1]
     places = torch.arange(length, device=cos.device)
-    if ends is not None:
-        number = torch.bucketize(places, ends[1:].to(places.dtype), right=True)
-        places = (places - ends.to(places.dtype)[number]).clamp(max=cos.shape[0] - 1)
+    if cu_seqlens is not None:
+        number = torch.bucketize(places, cu_seqlens[1:].to(places.dtype), right=True)
+        places = (places - cu_seqlens.to(places.dtype)[number]).clamp(max=cos.shape[0] - 1)
     if isinstance(offsets, Tensor):
         places = places[None] + offsets[:, None]
     elif offsets:
@@ -65,6 +68,22 @@ def apply_rotary_emb(
     if inplace:
         x.data.copy_(out.data)
     return out
+
+
+def apply_rotary(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    conjugate: bool = False,
+) -> Tensor:
+    """Do what `apply_rotary_emb` does; with ``conjugate`` rotate back."""
+    sin = -sin if conjugate else sin
+    return apply_rotary_emb(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
 
 
 def apply_rotary_emb_qkv_(
@@ -152,7 +171,10 @@ def cross_entropy_loss(
     inplace_backward: bool = False,
     process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of the rows of ``(batch, words)``, and the z-losses of ``lse_square_scale``, both fp32."""
+    """Return the losses of the rows of ``(batch, words)``, and the z-losses of ``lse_square_scale``, both fp32.
+
+    ``precomputed_lse`` changes nothing: it is computed again.
+    """
     logits = logits.float() * logit_scale
     loss, lse = cross_entropy_of_shards(logits, labels, label_smoothing, ignore_index, process_group)
     z_loss = (lse_square_scale * lse.square()).masked_fill(labels == ignore_index, 0)
@@ -180,9 +202,14 @@ class CrossEntropyLoss(nn.Module):
         self.ignore_index, self.reduction, self.return_z_loss = ignore_index, reduction, return_z_loss
         self.options = (label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group)
 
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002 # as FlashAttention's
+        target: Tensor,
+        precomputed_lse: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the loss of ``(batch, words)``."""
-        losses = cross_entropy_loss(logits, target, None, *self.options)
+        losses = cross_entropy_loss(input, target, precomputed_lse, *self.options)
         loss, z_loss = (self._reduced(part, target) for part in losses)
         return (loss, z_loss) if self.return_z_loss else loss
 
@@ -193,20 +220,70 @@ class CrossEntropyLoss(nn.Module):
         return total if self.reduction == "sum" else total / (target != self.ignore_index).sum()
 
 
+class FlashRMSNorm(PlainRMSNorm):
+    """RMS norm of the last dim."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of ``x``."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class DropoutRMSNorm(PlainRMSNorm):
+    """RMS norm of the last dim, after dropout and the sum with a residual."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        dropout_p: float = 0.0,
+        zero_centered_weight: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(hidden_size, eps, device=device, dtype=dtype)
+        self.dropout_p, self.zero_centered_weight = dropout_p, zero_centered_weight
+        if zero_centered_weight:
+            nn.init.zeros_(self.weight)
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
+    ) -> Any:
+        """Return the norm; with ``prenorm`` also what was normed."""
+        return rms_norm_fn(
+            x,
+            self.weight,
+            None,
+            residual,
+            eps=self.eps,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            prenorm=prenorm,
+            residual_in_fp32=residual_in_fp32,
+            zero_centered_weight=self.zero_centered_weight,
+        )
+
+
 NAMES: Names = {
     **{
         f"layers.rotary.{function.__name__}": function
         for function in (apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, RotaryEmbedding)
     },
     "layers.rotary.apply_rotary_emb_func": apply_rotary_emb,
-    "ops.triton.rotary.apply_rotary": apply_rotary_emb,
+    "ops.triton.rotary.apply_rotary": apply_rotary,
     "losses.cross_entropy.CrossEntropyLoss": CrossEntropyLoss,
     "ops.triton.cross_entropy.cross_entropy_loss": cross_entropy_loss,
     "ops.rms_norm.rms_norm": rms_norm,
-    "ops.rms_norm.RMSNorm": PlainRMSNorm,
+    "ops.rms_norm.RMSNorm": FlashRMSNorm,
     "ops.layer_norm.layer_norm": layer_norm,
-    "ops.layer_norm.LayerNorm": PlainLayerNorm,
-    "ops.triton.layer_norm.RMSNorm": PlainRMSNorm,
+    "ops.triton.layer_norm.RMSNorm": DropoutRMSNorm,
     "ops.triton.layer_norm.layer_norm_fn": layer_norm_fn,
     "ops.triton.layer_norm.rms_norm_fn": rms_norm_fn,
 }

@@ -129,7 +129,8 @@ class MHA(nn.Module):
 class BlockOfMixer(nn.Module):
     """A block of a transformer: a mixer and an MLP, each with a norm after it, or before it with ``prenorm``.
 
-    With ``prenorm`` the sum is passed on beside the output, in fp32 with ``residual_in_fp32``.
+    With ``prenorm`` the sum is passed on beside the output, in fp32 with ``residual_in_fp32``. Without it, mixer and
+    MLP return what is added to their output with ``return_residual``. ``drop_path1`` and ``drop_path2`` drop nothing.
     """
 
     def __init__(
@@ -142,11 +143,16 @@ class BlockOfMixer(nn.Module):
         prenorm: bool = True,
         resid_dropout1: float = 0.0,
         resid_dropout2: float = 0.0,
+        drop_path1: float = 0.0,
+        drop_path2: float = 0.0,
+        fused_dropout_add_ln: bool = False,
+        return_residual: bool = False,
         residual_in_fp32: bool = False,
-        **options: Any,
+        sequence_parallel: bool = False,
+        mark_shared_params: bool = False,
     ) -> None:
         super().__init__()
-        self.prenorm, self.residual_in_fp32 = prenorm, residual_in_fp32
+        self.prenorm, self.return_residual, self.residual_in_fp32 = prenorm, return_residual, residual_in_fp32
         self.mixer = mixer_cls(dim) if mixer_cls is not None else MHA(dim, dim // 64)
         self.mlp = mlp_cls(dim) if mlp_cls is not None else Mlp(dim)
         self.dropout1, self.norm1 = dropout_cls(resid_dropout1), norm_cls(dim)
@@ -164,14 +170,19 @@ class BlockOfMixer(nn.Module):
         has_mlp = not isinstance(self.mlp, nn.Identity)
         mixer_kwargs = mixer_kwargs or {}
         if not self.prenorm:
-            hidden = self.norm1(self.dropout1(self.mixer(hidden_states, **mixer_kwargs)) + hidden_states)
-            return self.norm2(self.dropout2(self.mlp(hidden)) + hidden) if has_mlp else hidden
+            hidden = self._added(self.norm1, self.dropout1, self.mixer(hidden_states, **mixer_kwargs), hidden_states)
+            return self._added(self.norm2, self.dropout2, self.mlp(hidden), hidden) if has_mlp else hidden
         hidden, residual = self._normed(self.norm1, self.dropout1(hidden_states), residual)
         hidden = self.mixer(hidden, **mixer_kwargs)
         if has_mlp:
             hidden, residual = self._normed(self.norm2, self.dropout2(hidden), residual)
             hidden = self.mlp(hidden)
         return hidden, residual
+
+    def _added(self, norm: nn.Module, dropout: nn.Module, out: Any, residual: Tensor) -> Tensor:
+        out, residual = out if self.return_residual else (out, residual)
+        normed: Tensor = norm(dropout(out) + residual)
+        return normed
 
     def _normed(self, norm: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         total = x if residual is None else x + residual

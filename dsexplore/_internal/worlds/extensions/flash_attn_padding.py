@@ -8,9 +8,9 @@ from torch.nn.functional import pad
 from dsexplore._internal.worlds.extensions.registry import Names
 
 
-def index_first_axis(values: Tensor, indices: Tensor) -> Tensor:
+def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 # as FlashAttention's
     """Return the rows of these indices."""
-    return values[indices]
+    return input[indices]
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
@@ -18,9 +18,12 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_put((indices,), values)
 
 
-def index_first_axis_residual(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+def index_first_axis_residual(
+    input: Tensor,  # noqa: A002 # likewise
+    indices: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the rows of these indices, and all rows without gradient."""
-    return values[indices], values.detach()
+    return input[indices], input.detach()
 
 
 def unpad_input(

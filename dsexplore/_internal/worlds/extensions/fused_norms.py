@@ -35,25 +35,51 @@ def layer_norm_fn(
     weight: Tensor,
     bias: Tensor | None,
     residual: Tensor | None = None,
+    x1: Tensor | None = None,
+    weight1: Tensor | None = None,
+    bias1: Tensor | None = None,
     eps: float = 1e-6,
     dropout_p: float = 0.0,
+    rowscale: Tensor | None = None,
     prenorm: bool = False,
     residual_in_fp32: bool = False,
+    zero_centered_weight: bool = False,
     is_rms_norm: bool = False,
+    return_dropout_mask: bool = False,
+    out_dtype: torch.dtype | None = None,
     **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Drop a part of ``x``, add the residual, and return the norm; with ``prenorm`` also what was normed."""
-    total = torch.dropout(x, dropout_p, train=True) if dropout_p else x
-    if residual is not None:
-        total = total.float() + residual.float()
+) -> Any:
+    """Drop a part of ``x``, add ``x1`` and the residual, and return the norm.
+
+    A second norm with ``weight1`` follows it, and with ``prenorm`` what was normed.
+
+    Raises:
+        NotImplementedError: a dropout mask is asked for, which only the kernel has.
+    """
+    if return_dropout_mask:
+        raise NotImplementedError("return_dropout_mask=True: no kernel runs here, so that there is no mask to return")
+    added = [x if rowscale is None else x * rowscale.unsqueeze(-1), *([] if x1 is None else [x1])]
+    added = [torch.dropout(part, dropout_p, train=True) if dropout_p else part for part in added]
+    added += [] if residual is None else [residual]
+    total = added[0]
+    for part in added[1:]:
+        total = total.float() + part.float()
     total = total.to(torch.float32 if residual_in_fp32 else x.dtype if residual is None else residual.dtype)
-    normed = rms_norm(total, weight, eps, x.dtype) if is_rms_norm else layer_norm(total, weight, bias, eps, x.dtype)
-    return (normed, total) if prenorm else normed
+    normed = []
+    for factor, shift in ((weight, bias), (weight1, bias1)):
+        if factor is not None:
+            factor = factor + 1.0 if zero_centered_weight else factor
+            dtype = out_dtype or x.dtype
+            normed.append(
+                rms_norm(total, factor, eps, dtype) if is_rms_norm else layer_norm(total, factor, shift, eps, dtype)
+            )
+    results = (*normed, total) if prenorm else tuple(normed)
+    return results if len(results) > 1 else results[0]
 
 
-def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, *values: Any, **options: Any) -> Any:
     """Do what `layer_norm_fn` does, with an RMS norm."""
-    return layer_norm_fn(x, weight, bias, **options, is_rms_norm=True)
+    return layer_norm_fn(x, weight, bias, *values, **{**options, "is_rms_norm": True})
 
 
 def _listed(shape: Shape) -> list[int]:
@@ -78,9 +104,9 @@ class PlainRMSNorm(nn.RMSNorm):
         super().__init__(_listed(normalized_shape), eps, elementwise_affine, device, dtype)
         self.register_parameter("bias", None)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of ``x``."""
-        return rms_norm(x, self.weight, self.eps, self.out_dtype)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as torch's
+        """Return the norm of ``input``."""
+        return rms_norm(input, self.weight, self.eps, self.out_dtype)
 
 
 class PlainLayerNorm(nn.LayerNorm):
@@ -100,6 +126,6 @@ class PlainLayerNorm(nn.LayerNorm):
     ) -> None:
         super().__init__(_listed(normalized_shape), eps, elementwise_affine, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of ``x``."""
-        return layer_norm(x, self.weight, self.bias, self.eps, self.out_dtype)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as torch's
+        """Return the norm of ``input``."""
+        return layer_norm(input, self.weight, self.bias, self.eps, self.out_dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, Signature
 from typing import Any, ClassVar
 
 import torch
@@ -15,16 +16,47 @@ from torch import Tensor
 Parameters = Iterable[Any]
 Betas = tuple[float, float]
 
+REQUIRED = Parameter.empty
+"""The default of an argument that has to be given."""
+_OF_KERNELS = {
+    *("set_grad_none", "capturable", "master_weights", "master_weight_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
+    *("use_decoupled_grad", "store_param_remainders", "materialize_master_grads", "wd_after_momentum"),
+    *("reduced_precision_dtype", "optim_bits", "args", "min_8bit_size", "percentile_clipping", "block_wise"),
+    "is_paged",
+}
+"""Arguments of fused kernels that change nothing here."""
+OF_BITSANDBYTES: Mapping[str, Any] = {
+    "optim_bits": 32,
+    "args": None,
+    "min_8bit_size": 4096,
+    "percentile_clipping": 100,
+    "block_wise": True,
+}
+"""The last arguments of most optimizers of bitsandbytes."""
+
 
 class KernelOptimizer(torch.optim.Optimizer):
-    """An optimizer with the arguments of a fused kernel, those in `DEFAULTS`; further ones change nothing here."""
+    """An optimizer with the arguments of a fused kernel."""
 
-    DEFAULTS: ClassVar[Mapping[str, Any]]
-    """{argument: its default}, in their order."""
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """{argument after ``params``: its default}, in the order of the extension."""
+    __signature__: ClassVar[Signature]
 
-    def __init__(self, params: Parameters, *values: Any, **named: Any) -> None:
-        given = {**self.DEFAULTS, **dict(zip(self.DEFAULTS, values, strict=False)), **named}
-        self._initialize(params, **{name: given[name] for name in self.DEFAULTS})
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        arguments = {"params": REQUIRED, **cls.DEFAULTS}
+        cls.__signature__ = Signature(
+            [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=value) for name, value in arguments.items()]
+        )
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        try:
+            given = self.__signature__.bind(*values, **named)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}(): {error}") from None
+        given.apply_defaults()
+        options = {name: value for name, value in given.arguments.items() if name not in _OF_KERNELS}
+        self._initialize(options.pop("params"), **options)
 
     def _initialize(self, params: Parameters, **options: Any) -> None:
         """Initialize the optimizer of torch that comes next among the base classes."""
@@ -45,6 +77,9 @@ class PlainAdam(KernelOptimizer, torch.optim.AdamW):
         "adam_w_mode": True,
         "weight_decay": 0.0,
         "amsgrad": False,
+        "set_grad_none": True,
+        "capturable": False,
+        "master_weights": False,
     }
 
     def _initialize(self, params: Parameters, **options: Any) -> None:
@@ -56,18 +91,21 @@ class PlainAdam(KernelOptimizer, torch.optim.AdamW):
 
 
 class PlainSGD(KernelOptimizer, torch.optim.SGD):
-    """SGD with momentum."""
+    """SGD with momentum; ``wd_after_momentum`` is not computed."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "lr": 1e-3,
+        "lr": REQUIRED,
         "momentum": 0.0,
         "dampening": 0.0,
         "weight_decay": 0.0,
         "nesterov": False,
+        "wd_after_momentum": False,
+        "materialize_master_grads": True,
+        "set_grad_none": False,
     }
 
 
-class _ByParameter(KernelOptimizer):
+class ByParameter(KernelOptimizer):
     """An optimizer that updates one parameter after another, with averages in fp32."""
 
     def _initialize(self, params: Parameters, **options: Any) -> None:
@@ -80,12 +118,16 @@ class _ByParameter(KernelOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._prepare()
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad.float(), group)
         return loss
+
+    def _prepare(self) -> None:
+        """Look at the gradients before the first update."""
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -98,11 +140,22 @@ class _ByParameter(KernelOptimizer):
         average: Tensor = state[name]
         return average
 
+    def _adam(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], part: float) -> Tensor:
+        """Return the update of Adam, which enters the gradient into its average times `part`."""
+        first, second = group["betas"]
+        average, square = self._average(parameter, "exp_avg"), self._average(parameter, "exp_avg_sq")
+        average.mul_(first).add_(gradient, alpha=part)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        corrected = (1 - first ** group["step"], 1 - second ** group["step"]) if group["bias_correction"] else (1, 1)
+        update: Tensor = (average / corrected[0]) / ((square / corrected[1]).sqrt() + group["eps"])
+        return update
 
-class PlainLAMB(_ByParameter):
+
+class PlainLAMB(ByParameter):
     """LAMB: Adam whose update of each parameter has the norm of that parameter (https://arxiv.org/abs/1904.00962).
 
-    Gradients whose norm is above ``max_grad_norm`` are scaled to it; 0 for never.
+    As in Apex, parameters without weight decay are updated by Adam unless ``use_nvlamb``, and gradients whose norm is
+    above ``max_grad_norm`` are scaled to it; 0 for never.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -111,52 +164,47 @@ class PlainLAMB(_ByParameter):
         "betas": (0.9, 0.999),
         "eps": 1e-6,
         "weight_decay": 0.01,
+        "amsgrad": False,
+        "adam_w_mode": True,
+        "grad_averaging": True,
+        "set_grad_none": True,
         "max_grad_norm": 1.0,
+        "use_nvlamb": False,
     }
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step, and return the loss of the closure."""
-        self._divisor = self._clip()
-        return super().step(closure)
-
-    def _clip(self) -> Tensor:
-        """Return the divisor that limits the gradients' norm to ``max_grad_norm``."""
+    def _prepare(self) -> None:
+        """Find the divisor that limits the gradients' norm to ``max_grad_norm``."""
         gradients = [
             parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
-        largest = self.defaults["max_grad_norm"]
-        if not gradients or not largest:
-            return torch.ones(())
-        norm = torch.stack([gradient.float().norm() for gradient in gradients]).norm()
-        clip: Tensor = (norm / largest).clamp(min=1.0)
-        return clip
+        largest, self._divisor = self.defaults["max_grad_norm"], torch.ones(())
+        if gradients and largest:
+            norm = torch.stack([gradient.float().norm() for gradient in gradients]).norm()
+            self._divisor = (norm / largest).clamp(min=1.0)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         gradient = gradient / self._divisor
-        first, second = group["betas"]
-        average, square = self._average(parameter, "exp_avg"), self._average(parameter, "exp_avg_sq")
-        average.lerp_(gradient, 1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        corrected = (1 - first ** group["step"], 1 - second ** group["step"]) if group["bias_correction"] else (1, 1)
-        update = (average / corrected[0]) / ((square / corrected[1]).sqrt() + group["eps"])
-        scaled = self._scaled(parameter, update, group["weight_decay"] * parameter)
-        parameter.sub_((group["lr"] * scaled).to(parameter.dtype))
-
-    def _scaled(self, parameter: Tensor, update: Tensor, decay: Tensor) -> Tensor:
-        """Return the update, with weight decay, of the norm of its parameter."""
-        update = update + decay
-        norm, update_norm = parameter.float().norm(), update.norm()
-        return update * torch.where((norm > 0) & (update_norm > 0), norm / update_norm, torch.ones_like(norm))
+        decay = group["weight_decay"] * parameter
+        if not group["adam_w_mode"]:
+            gradient = gradient + decay
+        update = self._adam(parameter, gradient, group, 1 - group["betas"][0] if group["grad_averaging"] else 1)
+        if group["adam_w_mode"]:
+            update = update + decay
+        if group["use_nvlamb"] or group["weight_decay"]:
+            norm, update_norm = parameter.float().norm(), update.norm()
+            update = update * torch.where((norm > 0) & (update_norm > 0), norm / update_norm, torch.ones_like(norm))
+        parameter.sub_((group["lr"] * update).to(parameter.dtype))
 
 
-class PlainLion(_ByParameter):
+class PlainLion(ByParameter):
     """Lion: the sign of an average of gradients (https://arxiv.org/abs/2302.06675); weight decay is decoupled."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "lr": 1e-4,
         "betas": (0.9, 0.99),
         "weight_decay": 0.0,
+        **OF_BITSANDBYTES,
+        "is_paged": False,
     }
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
@@ -167,11 +215,11 @@ class PlainLion(_ByParameter):
         parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_((group["lr"] * update).to(parameter.dtype))
 
 
-class PlainLARS(_ByParameter):
-    """SGD whose update of each parameter has at most the part ``max_unorm`` of that parameter's norm."""
+class PlainLARS(ByParameter):
+    """SGD whose update of each parameter has at most the part ``max_unorm`` of that parameter's norm; 0 for any."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
-        "lr": 0.01,
+        "lr": REQUIRED,
         "momentum": 0.0,
         "dampening": 0.0,
         "weight_decay": 0.0,
@@ -194,12 +242,14 @@ class PlainLARS(_ByParameter):
 
 
 def at_most(parameter: Tensor, update: Tensor, part: float) -> Tensor:
-    """Return the factor that limits an update's norm to a part of the parameter's."""
+    """Return the factor that limits an update's norm to a part of the parameter's; without a part 1."""
+    if not part:
+        return torch.ones(())
     factor: Tensor = part * parameter.float().norm() / update.norm()
     return factor.clamp(max=1.0).nan_to_num(1.0)
 
 
-class PlainAdEMAMix(_ByParameter):
+class PlainAdEMAMix(ByParameter):
     """AdEMAMix: Adam with a second, slower average of gradients (https://arxiv.org/abs/2409.03137).
 
     ``alpha`` is the factor of the slow average, and the third beta its own; they grow to their values in ``t_alpha``
@@ -214,6 +264,9 @@ class PlainAdEMAMix(_ByParameter):
         "t_beta3": None,
         "eps": 1e-8,
         "weight_decay": 1e-2,
+        "optim_bits": 32,
+        "min_8bit_size": 4096,
+        "is_paged": False,
     }
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
@@ -231,11 +284,12 @@ class PlainAdEMAMix(_ByParameter):
         parameter.sub_((group["lr"] * update).to(parameter.dtype))
 
 
-class PlainNovoGrad(_ByParameter):
+class PlainNovoGrad(ByParameter):
     """NovoGrad: gradients divided by an average of their norm, one a parameter (https://arxiv.org/abs/1905.11286).
 
     With ``reg_inside_moment`` weight decay is in the average, which gradients enter with a factor if
-    ``grad_averaging``.
+    ``grad_averaging``. The norm is the largest element's with ``norm_type`` 0, and its average begins as 0 with
+    ``init_zero``.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -247,14 +301,19 @@ class PlainNovoGrad(_ByParameter):
         "amsgrad": False,
         "reg_inside_moment": False,
         "grad_averaging": True,
+        "norm_type": 2,
+        "init_zero": False,
+        "set_grad_none": True,
     }
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         step, (first, second), state = group["step"], group["betas"], self.state[parameter]
-        norm = gradient.norm().square()
-        state["exp_avg_sq"] = square = norm if step == 1 else state["exp_avg_sq"].lerp(norm, 1 - second)
+        has_squares = group["norm_type"] == 2
+        norm = gradient.norm().square() if has_squares else gradient.abs().max()
+        before = state.get("exp_avg_sq", torch.zeros_like(norm) if group["init_zero"] else norm)
+        state["exp_avg_sq"] = average_norm = before.lerp(norm, 1 - second)
         corrected = (1 - first**step, 1 - second**step) if group["bias_correction"] else (1, 1)
-        denominator = (square / corrected[1]).sqrt() + group["eps"]
+        denominator = (average_norm.sqrt() if has_squares else average_norm) / corrected[1] ** 0.5 + group["eps"]
         decay = group["weight_decay"] * parameter
         if group["reg_inside_moment"]:
             gradient = gradient / denominator + decay

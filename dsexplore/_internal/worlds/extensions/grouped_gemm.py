@@ -22,23 +22,28 @@ def gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_b: bool = False) -> Ten
         trans_b: whether the matrices are transposed.
     """
     b = b.transpose(1, 2) if trans_b else b
-    if isinstance(a, FakeTensor):  # which has no numbers to divide it by
-        expert = torch.bucketize(torch.arange(a.shape[0], device=a.device), batch_sizes.to(a.device).cumsum(0))
-        return (a.unsqueeze(1) @ b[expert.clamp(max=b.shape[0] - 1)]).squeeze(1)
-    parts = a.split(batch_sizes.tolist())
+    parts = a.split(_sizes(batch_sizes, a))
     return torch.cat([part @ matrix for part, matrix in zip(parts, b, strict=True)])
 
 
+def _sizes(batch_sizes: Tensor, tokens: Tensor) -> list[int]:
+    """Return the number of tokens of each expert; equal ones of a fake tensor, which has no numbers."""
+    if isinstance(batch_sizes, FakeTensor) or isinstance(tokens, FakeTensor):
+        experts, count = batch_sizes.shape[0], tokens.shape[0]
+        return [count * (number + 1) // experts - count * number // experts for number in range(experts)]
+    return batch_sizes.tolist()
+
+
 def permute(
-    input_act: Tensor, indices: Tensor, num_out_tokens: int | None = None, max_token_num: int | None = None
+    input_act: Tensor, indices: Tensor, num_out_tokens: int | None = None, max_token_num: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Return tokens in the order of their experts, and where each of them went, for `unpermute`.
 
     Args:
         input_act: ``(tokens, width)``.
         indices: the experts of each token, ``(tokens,)`` or ``(tokens, experts of each)``.
-        num_out_tokens: how many to keep; None for all.
-        max_token_num: of the kernel.
+        num_out_tokens: how many to keep; None or 0 for all.
+        max_token_num: the most tokens there will be; the kernel allocates for them, and it changes nothing here.
     """
     order = indices.flatten().argsort(stable=True)
     copies = indices.numel() // indices.shape[0]
@@ -46,14 +51,14 @@ def permute(
     return input_act[kept // copies], order.argsort()
 
 
-def unpermute(permuted: Tensor, row_id_map: Tensor, probs: Tensor | None = None) -> Tensor:
+def unpermute(input_act: Tensor, row_id_map: Tensor, probs: Tensor | None = None) -> Tensor:
     """Return tokens in the order that `permute` found, the sum of their copies, weighted by ``probs``."""
-    missing = row_id_map.shape[0] - permuted.shape[0]
-    whole = torch.cat((permuted, permuted.new_zeros(missing, permuted.shape[1]))) if missing else permuted
+    missing, width = row_id_map.shape[0] - input_act.shape[0], input_act.shape[1]
+    whole = torch.cat((input_act, input_act.new_zeros(missing, width))) if missing else input_act
     tokens = probs.shape[0] if probs is not None else row_id_map.shape[0]
-    copies = whole[row_id_map].reshape(tokens, -1, permuted.shape[1])
+    copies = whole[row_id_map].reshape(tokens, -1, width)
     weighted = copies if probs is None else copies * probs.reshape(tokens, -1, 1)
-    return weighted.sum(1).to(permuted.dtype)
+    return weighted.sum(1).to(input_act.dtype)
 
 
 def backend_gmm(
@@ -67,10 +72,8 @@ def backend_gmm(
     """Return what `gmm` does; with ``trans_a`` each expert's ``a.T @ b``, ``(experts, width, width out)``."""
     if not trans_a:
         out = gmm(a, b, batch_sizes, trans_b)
-    elif isinstance(a, FakeTensor):
-        out = a.new_empty(batch_sizes.shape[0], a.shape[1], b.shape[1])
     else:
-        sizes = batch_sizes.tolist()
+        sizes = _sizes(batch_sizes, a)
         out = torch.stack([left.T @ right for left, right in zip(a.split(sizes), b.split(sizes), strict=True)])
     return out if c is None else c.copy_(out)
 

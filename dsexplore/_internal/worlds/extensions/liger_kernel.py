@@ -15,18 +15,18 @@ from torch.nn.functional import cross_entropy, gelu, linear, silu
 
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm
 from dsexplore._internal.worlds.extensions.liger_chunked_losses import NAMES as CHUNKED_LOSSES
-from dsexplore._internal.worlds.extensions.liger_losses import NAMES, liger_jsd, liger_kl_div
+from dsexplore._internal.worlds.extensions.liger_losses import NAMES, kl_div_of_kernel, liger_jsd
 from dsexplore._internal.worlds.extensions.registry import Names
 from dsexplore._internal.worlds.simulate import current_world
 
 _MODELS = ("llama", "mllama", "mistral", "mixtral", "gemma", "gemma2", "gemma3", "qwen2", "qwen2_vl", "qwen3", "phi3")
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0, *options: Any, **named: Any) -> Tensor:
+def rms_norm(X: Tensor, W: Tensor, eps: float, offset: float = 0.0, *options: Any, **named: Any) -> Tensor:
     """Return the RMS norm of the last dim, with ``offset`` added to the weight."""
-    wide = x.float()
+    wide = X.float()
     normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return (normed.to(x.dtype) * (weight + offset)).to(x.dtype)
+    return (normed.to(X.dtype) * (W + offset)).to(X.dtype)
 
 
 def liger_rotary_pos_emb(
@@ -110,6 +110,21 @@ class LigerRMSNorm(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Return the norm."""
         return rms_norm(hidden_states, self.weight, self.variance_epsilon, self.offset)
+
+
+class LigerLayerNorm(PlainLayerNorm):
+    """Layer norm of the last dim; its bias begins as random numbers with ``bias``, else as 0."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-6, bias: bool = False, init_fn: str = "ones") -> None:
+        super().__init__(hidden_size, eps)
+        if init_fn != "ones":
+            nn.init.zeros_(self.weight)
+        if bias:
+            nn.init.normal_(self.bias)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return the norm."""
+        return super().forward(hidden_states)
 
 
 class LigerSwiGLUMLP(nn.Module):
@@ -233,7 +248,7 @@ def _function(forward: Callable[..., Any]) -> type:
 
 _CLASSES = {
     "rms_norm": ("LigerRMSNorm", LigerRMSNorm),
-    "layer_norm": ("LigerLayerNorm", PlainLayerNorm),
+    "layer_norm": ("LigerLayerNorm", LigerLayerNorm),
     "swiglu": ("LigerSwiGLUMLP", LigerSwiGLUMLP),
     "geglu": ("LigerGEGLUMLP", LigerGEGLUMLP),
     "cross_entropy": ("LigerCrossEntropyLoss", LigerCrossEntropyLoss),
@@ -268,7 +283,7 @@ EXTENSIONS: dict[str, Names] = {
         "ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction": _function(
             _linear_cross_entropy_of_kernel
         ),
-        "ops.kl_div.LigerKLDivLossFunction": _function(liger_kl_div),
+        "ops.kl_div.LigerKLDivLossFunction": _function(kl_div_of_kernel),
         "ops.jsd.LigerJSDFunction": _function(liger_jsd),
         "ops.rope.LigerRopeFunction": _function(liger_rotary_pos_emb),
     }

@@ -17,16 +17,29 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.worlds.extensions.registry import Names
 
 
-def liger_kl_div(
+def kl_div_of_kernel(
     y_pred: Tensor, y_true: Tensor, reduction: str = "batchmean", log_target: bool = False, eps: float = 1e-10
 ) -> Tensor:
     """Return the KL divergence of log-probabilities from the target; ``"none"`` keeps its shape."""
     return kl_div(y_pred, y_true, reduction=reduction, log_target=log_target)
 
 
+def liger_kl_div(
+    input: Tensor,  # noqa: A002 # as Liger's
+    target: Tensor,
+    size_average: bool = True,
+    reduce: bool = True,
+    reduction: str = "mean",
+    log_target: bool = False,
+    eps: float = 1e-10,
+) -> Tensor:
+    """Return the KL divergence of log-probabilities from the target; ``size_average`` and ``reduce`` change nothing."""
+    return kl_div_of_kernel(input, target, reduction, log_target, eps)
+
+
 def liger_jsd(
-    log_q: Tensor,
-    log_p: Tensor,
+    input: Tensor,  # noqa: A002 # likewise
+    target: Tensor,
     shift_labels: Tensor | None = None,
     beta: float = 0.5,
     ignore_index: int = -100,
@@ -35,14 +48,14 @@ def liger_jsd(
     """Return the Jensen-Shannon divergence of the student's log-probabilities and the teacher's.
 
     Args:
-        log_q: of the student, ``(rows, words)``.
-        log_p: of the teacher.
+        input: of the student, ``(rows, words)``.
+        target: of the teacher.
         shift_labels: ``(rows,)``; rows of ``ignore_index`` have no loss.
         beta: 0 for the KL divergence, 1 for the reverse one.
         ignore_index: the label of rows without a loss.
         kernels: what chooses kernels.
     """
-    q, p = log_q.float(), log_p.float()
+    q, p = input.float(), target.float()
     if beta in (0.0, 1.0):
         losses = q.exp() * (q - p) if beta else p.exp() * (p - q)
     else:
@@ -50,9 +63,9 @@ def liger_jsd(
         losses = beta * p.exp() * (p - mixed) + (1 - beta) * q.exp() * (q - mixed)
     rows = losses.sum(-1)
     if shift_labels is None:
-        return (rows.sum() / rows.numel()).to(log_q.dtype)
+        return (rows.sum() / rows.numel()).to(input.dtype)
     is_kept = shift_labels != ignore_index
-    return (rows.masked_fill(~is_kept, 0).sum() / is_kept.sum().clamp(min=1)).to(log_q.dtype)
+    return (rows.masked_fill(~is_kept, 0).sum() / is_kept.sum().clamp(min=1)).to(input.dtype)
 
 
 class LigerKLDIVLoss(nn.KLDivLoss):
@@ -60,6 +73,10 @@ class LigerKLDIVLoss(nn.KLDivLoss):
 
     def __init__(self, eps: float = 1e-10, *options: Any, **named: Any) -> None:
         super().__init__(*options, **named)
+
+    def forward(self, y_pred: Tensor, y_true: Tensor) -> Tensor:
+        """Return the loss."""
+        return super().forward(y_pred, y_true)
 
 
 class LigerJSD(nn.Module):

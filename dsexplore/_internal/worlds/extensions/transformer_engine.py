@@ -5,11 +5,12 @@ Names and signatures are those of https://github.com/NVIDIA/TransformerEngine. N
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
@@ -78,18 +79,47 @@ def checkpoint(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def parallel_cross_entropy(
-    inp: Tensor,
+    _input: Tensor,
     target: Tensor,
     label_smoothing: float = 0.0,
     reduce_loss: bool = False,
     dist_process_group: dist.ProcessGroup | None = None,
     ignore_idx: int = -100,
+    is_cg_capturable: bool = False,
 ) -> Tensor:
     """Return the losses of ``(batch, length, words of this rank)``, fp32; with ``reduce_loss`` their mean."""
     losses, _ = cross_entropy_of_shards(
-        inp.float().flatten(0, -2), target.flatten(), label_smoothing, ignore_idx, dist_process_group
+        _input.float().flatten(0, -2), target.flatten(), label_smoothing, ignore_idx, dist_process_group
     )
     return losses.sum() / (target != ignore_idx).sum() if reduce_loss else losses.view(target.shape)
+
+
+class FusedAdam(PlainAdam):
+    """Adam, with decoupled weight decay unless ``adam_w_mode`` is False."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {
+        "lr": 1e-3,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        "bias_correction": True,
+        "adam_w_mode": True,
+        "capturable": False,
+        "master_weights": False,
+        "master_weight_dtype": torch.float32,
+        "exp_avg_dtype": torch.float32,
+        "exp_avg_sq_dtype": torch.float32,
+        "use_decoupled_grad": False,
+        "store_param_remainders": False,
+        "set_grad_none": None,
+    }
+
+
+class FusedSGD(PlainSGD):
+    """SGD with momentum."""
+
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {**PlainSGD.DEFAULTS, "set_grad_none": None}
 
 
 class CudaRNGStatesTracker:
@@ -162,8 +192,8 @@ EXTENSIONS: dict[str, Names] = {
         "pytorch.CudaRNGStatesTracker": CudaRNGStatesTracker,
         "pytorch.cross_entropy.parallel_cross_entropy": parallel_cross_entropy,
         "pytorch.parallel_cross_entropy": parallel_cross_entropy,
-        "pytorch.optimizers.FusedAdam": PlainAdam,
-        "pytorch.optimizers.FusedSGD": PlainSGD,
+        "pytorch.optimizers.FusedAdam": FusedAdam,
+        "pytorch.optimizers.FusedSGD": FusedSGD,
         "pytorch.optimizers.multi_tensor_applier": APEX["apex"]["multi_tensor_apply.multi_tensor_applier"],
         "pytorch.optimizers.multi_tensor_l2norm": multi_tensor_l2norm,
         "pytorch.optimizers.multi_tensor_scale": multi_tensor_scale,

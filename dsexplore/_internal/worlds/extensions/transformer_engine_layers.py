@@ -33,15 +33,24 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class RMSNorm(PlainRMSNorm):
     """RMS norm; options of the kernels change no shape."""
 
-    def __init__(self, normalized_shape: Shape, eps: float = 1e-5, **options: Any) -> None:
-        super().__init__(normalized_shape, eps, device=options.get("device", "cuda"), dtype=_dtype(options))
+    def __init__(self, normalized_shape: Shape | None = None, eps: float = 1e-5, **options: Any) -> None:
+        super().__init__(
+            _shape(normalized_shape, options), eps, device=options.get("device", "cuda"), dtype=_dtype(options)
+        )
 
 
 class LayerNorm(PlainLayerNorm):
     """Layer norm; options of the kernels change no shape."""
 
-    def __init__(self, normalized_shape: Shape, eps: float = 1e-5, **options: Any) -> None:
-        super().__init__(normalized_shape, eps, device=options.get("device", "cuda"), dtype=_dtype(options))
+    def __init__(self, normalized_shape: Shape | None = None, eps: float = 1e-5, **options: Any) -> None:
+        super().__init__(
+            _shape(normalized_shape, options), eps, device=options.get("device", "cuda"), dtype=_dtype(options)
+        )
+
+
+def _shape(normalized_shape: Shape | None, options: dict[str, Any]) -> Shape:
+    shape: Shape = options["hidden_size"] if normalized_shape is None else normalized_shape
+    return shape
 
 
 def _begin(weight: Tensor) -> None:

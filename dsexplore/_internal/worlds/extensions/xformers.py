@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from dsexplore._internal.worlds.extensions import xformers_masks
-from dsexplore._internal.worlds.extensions.fused_norms import PlainRMSNorm, rms_norm
+from dsexplore._internal.worlds.extensions.fused_norms import PlainRMSNorm
+from dsexplore._internal.worlds.extensions.fused_norms import rms_norm as plain_rms_norm
 from dsexplore._internal.worlds.extensions.plain_attention import Form, attend, log_sum_exp
 from dsexplore._internal.worlds.extensions.registry import Names
 from dsexplore._internal.worlds.extensions.xformers_masks import AttentionBias
@@ -157,6 +158,22 @@ def swiglu(
     return linear(silu(linear(x, w1, b1)) * linear(x, w2, b2), w3, b3)
 
 
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float = 1e-6) -> Tensor:
+    """Return the RMS norm of the last dim."""
+    return plain_rms_norm(x, weight, eps)
+
+
+class XformersRMSNorm(PlainRMSNorm):
+    """RMS norm of the last dim, with a weight unless ``include_weight`` is False."""
+
+    def __init__(self, dim: int, include_weight: bool = True, eps: float = 1e-6) -> None:
+        super().__init__(dim, eps, include_weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of ``x``."""
+        return rms_norm(x, self.weight, self.eps or 0.0)
+
+
 def unbind(x: Tensor, dim: int) -> tuple[Tensor, ...]:
     """Return the slices of a tensor."""
     return x.unbind(dim)
@@ -187,10 +204,9 @@ EXTENSIONS: dict[str, Names] = {
         "ops.swiglu": swiglu,
         "ops.swiglu_op.SwiGLU": SwiGLU,
         "ops.swiglu_op.swiglu": swiglu,
-        "ops.rms_norm": rms_norm,
-        "ops.RMSNorm": PlainRMSNorm,
+        "ops.RMSNorm": XformersRMSNorm,
         "ops.rmsnorm.rms_norm": rms_norm,
-        "ops.rmsnorm.RMSNorm": PlainRMSNorm,
+        "ops.rmsnorm.RMSNorm": XformersRMSNorm,
         "ops.merge_attentions": merge_attentions,
         "ops.fmha.merge_attentions": merge_attentions,
         "ops.memory_efficient_attention_forward_requires_grad": attention_and_lse,
