@@ -71,7 +71,10 @@ TABLES = (
         "trace.world_map().to_frame()", "dsexplore._internal.analysis.world_map", "LINKS", "rank × axis × level of link"
     ),
     Table(
-        "explain_hang(…).waiting", "dsexplore._internal.analysis.hangs.hang_report", "WAITING", "one rank that waits"
+        "explain_hang(…).waiting",
+        "dsexplore._internal.analysis.hangs.hang_report",
+        "WAITING_COLUMNS",
+        "one rank that waits",
     ),
     Table(
         "explain_hang(…).mismatches",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import Any
 
-from IPython.core.error import UsageError
+from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 from dsexplore._internal.tracebacks import frames_where, is_not_hidden
@@ -89,7 +89,7 @@ def _compile(shell: InteractiveShell, cell: str) -> CompiledCell:
     if isinstance(last, ast.Expr):
         codes.append(compile(ast.Expression(last.value), name, "eval", flags, dont_inherit=True))
     if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
-        raise UsageError(_AWAITS)
+        raise ShellUsageError(_AWAITS)
     return CompiledCell(codes[0], codes[1] if len(codes) > 1 else None, name, source)
 
 

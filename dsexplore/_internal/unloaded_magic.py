@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, NoReturn
 
-from IPython.core.error import UsageError
+from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 
 _FIRST = "{} is not loaded yet: run %load_ext dsexplore in a cell before this one, and then this cell again"
@@ -20,5 +20,5 @@ def offer(shell: InteractiveShell) -> None:
 
 
 def _say(name: str, line: str, cell: str | None = None) -> NoReturn:
-    """Raise `UsageError`, which says to run ``%load_ext dsexplore`` first."""
-    raise UsageError(_FIRST.format(f"%{name}" if cell is None else f"%%{name}"))
+    """Raise IPython's `UsageError`, which says to run ``%load_ext dsexplore`` first."""
+    raise ShellUsageError(_FIRST.format(f"%{name}" if cell is None else f"%%{name}"))

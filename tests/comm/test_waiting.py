@@ -17,7 +17,7 @@ from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.comm.logs.log_content import call_waits, straggler_analysis, waiting_of_lines
 from dsexplore._internal.comm.logs.log_records import Record
 from dsexplore._internal.comm.logs.log_summary import CommsSummary
-from dsexplore._internal.comm.logs.sent_calls import MOST_CALLS, last_calls, numbered, sent_calls, tables_of
+from dsexplore._internal.comm.logs.sent_calls import MOST_OF_SERIES, last_calls, numbered, sent_calls, tables_of
 
 Ranks = Callable[..., list[Any]]
 
@@ -100,9 +100,9 @@ def test_calls_are_matched_by_their_number_where_a_rank_no_longer_has_all() -> N
 
 
 def test_of_a_long_log_the_last_calls_of_each_group_are_sent() -> None:
-    calls = list(numbered(logged(*[("all_reduce", 8, 1.0)] * (MOST_CALLS + 5), ("other", 8, 1.0)), {}))
+    calls = list(numbered(logged(*[("all_reduce", 8, 1.0)] * (MOST_OF_SERIES + 5), ("other", 8, 1.0)), {}))
     sent = sent_calls(last_calls(calls), 0)
-    assert len(sent.number) == MOST_CALLS + 1
+    assert len(sent.number) == MOST_OF_SERIES + 1
     assert (sent.number[0], sent.number[-1]) == (5, 0)
     assert len(sent.kinds) == 2
 

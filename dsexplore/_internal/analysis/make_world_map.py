@@ -100,7 +100,7 @@ def map_of(
             continue
         received.setdefault(axis, np.zeros(world))[peers] += size / len(peers) / steps
         for level in (INSIDE, BETWEEN):
-            there = [peer for peer in peers if level_of(rank, peer, ranks_per_node) == level]
+            there = [other for other in peers if level_of(rank, other, ranks_per_node) == level]
             if there:
                 link = links.setdefault((rank, axis, level), [set(), 0.0, 0])
                 link[0] |= set(there)

@@ -115,7 +115,7 @@ class Recorder:
             recording.earlier_calls = self._modules.calls()
             recording.earlier_differentiable = self._modules.differentiable_calls()
             self._recordings = [*self._recordings, recording]  # a new list: other threads go through the old one
-            self._stack_depth = max(recording.stack_depth for recording in self._recordings)
+            self._stack_depth = max(each.stack_depth for each in self._recordings)
 
     def keep_kernels(self, keep: bool) -> None:
         """Set whether the kernels in front of ops stay installed between recordings: installing takes milliseconds."""
@@ -144,7 +144,7 @@ class Recorder:
 
     def _remove(self, recording: Recording) -> None:
         self._recordings = [kept for kept in self._recordings if kept is not recording]
-        self._stack_depth = max((recording.stack_depth for recording in self._recordings), default=1)
+        self._stack_depth = max((kept.stack_depth for kept in self._recordings), default=1)
 
     def _uninstall_if_unused(self) -> None:
         if self._recordings:

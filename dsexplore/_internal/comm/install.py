@@ -217,7 +217,7 @@ class _WhenImported(MetaPathFinder):
         if fullname != DEEPSPEED:
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in others if spec is not None), None)
+        spec = next((other for other in others if other is not None), None)
         loader = spec.loader if spec is not None else None
         if loader is not None:
             execute = loader.exec_module

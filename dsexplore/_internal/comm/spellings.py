@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 
-from dsexplore._internal.capture.collectives.ops import COMMUNICATION, Communication, Message
+from dsexplore._internal.capture.collectives.ops import COMMUNICATION_OPS, Communication, Message
 from dsexplore._internal.comm.reduce_op import reduction_name
 from dsexplore._internal.comm.sweeps.bandwidth import plain_op
 
@@ -59,7 +59,7 @@ class Spelling:
         """Compute the fields that follow from the others, once instead of in every call."""
         object.__setattr__(self, "tensors", self.reads + self.writes)
         object.__setattr__(self, "is_checked", self.peers is not None or self.check is not None)
-        object.__setattr__(self, "entry", COMMUNICATION[self.c10d_op])
+        object.__setattr__(self, "entry", COMMUNICATION_OPS[self.c10d_op])
 
     def reduction_of(self, args: Sequence[Any]) -> str:
         """Return ``SUM``, ``MAX``, … of a call with these arguments; empty for an op without a reduction."""

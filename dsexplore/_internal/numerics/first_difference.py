@@ -112,9 +112,9 @@ def _forward_difference(comparison: Comparison, step: int) -> FirstDifference | 
             continue
         if entry.is_right:
             chain = [
-                (entry, match)
-                for entry, match in chain
-                if match.reason not in COMPLETED_LATER or (before is not None and entry.record.module not in before)
+                (earlier, match)
+                for earlier, match in chain
+                if match.reason not in COMPLETED_LATER or (before is not None and earlier.record.module not in before)
             ]
             continue
         match = explain(entry, comparison)

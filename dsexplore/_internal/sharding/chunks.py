@@ -67,9 +67,9 @@ def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
     """
     sizes, result = {size}, []
     for cut in cuts:
-        here = set().union(*(borders(size, cut) for size in sizes))
+        here = set().union(*(borders(length, cut) for length in sizes))
         at = np.array([0, *sorted(here)])
-        sizes = {int(part) for size in sizes for part in part_size(size, cut, at)}
+        sizes = {int(part) for length in sizes for part in part_size(length, cut, at)}
         result.append(here)
     return result
 

@@ -57,7 +57,7 @@ def assume(
         if optimizer < 0:
             raise UsageError(f"optimizer={optimizer}: give the number of states it keeps per parameter, 0 or more")
         return Assumptions("an optimizer", optimizer, state_dtype, gradient_dtype)
-    name = next((name for name in OPTIMIZERS if name.lower() == str(optimizer).lower()), None)
+    name = next((known for known in OPTIMIZERS if known.lower() == str(optimizer).lower()), None)
     if name is None:
         raise UsageError(
             f"optimizer {optimizer!r} is not known: give one of {', '.join(OPTIMIZERS)}, or the number of states "

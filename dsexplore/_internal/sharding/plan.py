@@ -133,7 +133,7 @@ def _plan_of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Shardi
     if lazy:
         raise UsageError(f"{lazy[0]} has no shape yet: run the model once, or give it its sizes, before it is shown")
     meshes = [_mesh(tensor) for _, tensor, _ in tensors]
-    on_mesh = [mesh for mesh in meshes if mesh is not None]
+    on_mesh = [own for own in meshes if own is not None]
     if on_mesh and mesh is not None:
         raise UsageError("mesh= is for plans and plain tensors: DTensors have their own, so leave it out")
     readings: list[tuple[Reading, ...]] = []
@@ -142,7 +142,7 @@ def _plan_of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Shardi
     else:
         shown = _mesh_of_plan(mesh) if mesh is not None else _world()
     following = iter(readings)
-    axes = [() if mesh is None else next(following) for mesh in meshes]
+    axes = [() if own is None else next(following) for own in meshes]
     placed = [_placed(*named, at) for named, at in zip(tensors, axes, strict=True)]
     return Sharding(title, shown, placed, _notes(placed, shown, bool(on_mesh)))
 

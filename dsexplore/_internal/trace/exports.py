@@ -87,7 +87,7 @@ def _lanes(events: pl.DataFrame) -> pl.Series:
     ordered = events.with_row_index().sort("ts", "dur", "index")
     for index, rank, group, start, length in ordered.select("index", "rank", "group", "ts", "dur").iter_rows():
         until = busy.setdefault((rank, group), [])
-        lane = next((lane for lane, end in enumerate(until) if end <= start), len(until))
+        lane = next((free for free, end in enumerate(until) if end <= start), len(until))
         until[lane : lane + 1] = [start + length]
         lanes[index] = lane
     return pl.Series("lane", lanes, dtype=pl.Int64)

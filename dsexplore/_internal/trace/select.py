@@ -45,7 +45,7 @@ def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
     values = [wanted] if name == "shape" and _is_shape(wanted) else _several(wanted)
     if name in _OF_MODULES:
         names = _names(tables, name)
-        values = [name for value in values for name in _names_meant(names, value)]
+        values = [meant for value in values for meant in _names_meant(names, value)]
     return _is_in(tables, name, [_column_value(name, value) for value in values])
 
 
@@ -176,7 +176,7 @@ def _names(tables: Tables, name: str) -> set[str]:
         names = {*tables.modules["module"], *tables.parameters["module"].unique(), *sent[0], *sent[1]}
     else:
         return set()
-    return {name for name in names if name}
+    return names - {""}
 
 
 def _axes(mesh: str) -> list[str]:

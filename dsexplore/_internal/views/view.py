@@ -95,9 +95,9 @@ class ResultView(PlottedView, Generic[R]):
 
     def text(self) -> str:
         """Return what it is, the verdict, the table, sentences, and notes."""
-        below = (html.plain(line, 400) for line in (*self.sentences(), *self.notes()))
-        verdict = html.plain(self.result.verdict(), 400)
-        return "\n".join([f"{html.plain(self.what(), 300)}, {self.tag}", verdict, *self._text_table(), *below])
+        below = (html.plain(line, longest=400) for line in (*self.sentences(), *self.notes()))
+        verdict = html.plain(self.result.verdict(), longest=400)
+        return "\n".join([f"{html.plain(self.what(), longest=300)}, {self.tag}", verdict, *self._text_table(), *below])
 
     def _text_table(self) -> list[str]:
         """Return a line per row of the table, with its head, in aligned columns."""
@@ -110,9 +110,9 @@ class ResultView(PlottedView, Generic[R]):
     def html(self) -> str:
         """Return what it is, the verdict, the figure, sentences, the table, and notes."""
         parts = [html.conclusion(self.what(), self.tag, self.result.verdict()), self.still(self.figure())]
-        parts.append(html.sentences(self.sentences(), 400))
+        parts.append(html.sentences(self.sentences(), longest=400))
         if self.HEAD:
             rows = ([html.escape(cell) for cell in row] for row in self.rows())
             parts.append(table(of_cells(self.HEAD, self.LEFT), rows))
-        parts += [html.note(html.prose(note, 400)) for note in self.notes()]
+        parts += [html.note(html.prose(note, longest=400)) for note in self.notes()]
         return html.fragment("".join(parts))

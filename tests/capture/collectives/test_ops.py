@@ -66,7 +66,7 @@ SINCE = {
 def test_every_op_is_recorded_or_has_a_reason() -> None:
     names = ops.op_names()
     assert {name.partition("::")[0] for name in names} == set(ops.NAMESPACES)
-    unclassified = [name for name in names if name not in ops.COMMUNICATION and name not in ops.NOT_COMMUNICATION]
+    unclassified = [name for name in names if name not in ops.COMMUNICATION_OPS and name not in ops.NOT_COMMUNICATION]
     assert not unclassified
 
 
@@ -80,13 +80,13 @@ def test_an_op_that_a_program_defines_is_found_until_it_is_gone() -> None:
 
 
 def test_no_op_is_both() -> None:
-    assert not ops.COMMUNICATION.keys() & ops.NOT_COMMUNICATION.keys()
+    assert not ops.COMMUNICATION_OPS.keys() & ops.NOT_COMMUNICATION.keys()
     assert all(reason.strip() for reason in ops.NOT_COMMUNICATION.values())
 
 
-@pytest.mark.parametrize("raw_op", sorted(ops.COMMUNICATION.keys() & set(ops.op_names())))
+@pytest.mark.parametrize("raw_op", sorted(ops.COMMUNICATION_OPS.keys() & set(ops.op_names())))
 def test_positions_agree_with_the_schema(raw_op: str) -> None:
-    entry = ops.COMMUNICATION[raw_op]
+    entry = ops.COMMUNICATION_OPS[raw_op]
     (schema,) = torch._C._jit_get_schemas_for_operator(raw_op)
     names = [argument.name for argument in schema.arguments]
     assert names[entry.group] in ("process_group", "group_name")
@@ -98,7 +98,7 @@ def test_positions_agree_with_the_schema(raw_op: str) -> None:
 
 
 def test_an_op_that_this_torch_does_not_have_is_of_a_later_one() -> None:
-    described = ops.COMMUNICATION.keys() | ops.NOT_COMMUNICATION.keys()
+    described = ops.COMMUNICATION_OPS.keys() | ops.NOT_COMMUNICATION.keys()
     later = {op for version, added in SINCE.items() if not torch_at_least(version) for op in added}
     missing = described - set(ops.op_names())
     assert missing <= later
@@ -126,19 +126,19 @@ def test_an_op_that_does_not_communicate_has_no_entry() -> None:
 )
 def test_an_uneven_all_to_all_counts_the_larger_side(sent: list[int], received: list[int], message_bytes: int) -> None:
     rows = sum(sent) or 4
-    entry = ops.COMMUNICATION["_c10d_functional::all_to_all_single"]
+    entry = ops.COMMUNICATION_OPS["_c10d_functional::all_to_all_single"]
     ((_, size, _, _),) = entry.messages([torch.empty(rows, 3), received, sent, "0"], 2, entry.op)
     assert size == message_bytes
 
 
 def test_an_all_to_all_that_sends_nothing_still_receives() -> None:
-    entry = ops.COMMUNICATION["_c10d_functional::all_to_all_single"]
+    entry = ops.COMMUNICATION_OPS["_c10d_functional::all_to_all_single"]
     ((_, size, _, _),) = entry.messages([torch.empty(0, 3), [5, 0], [0, 0], "0"], 2, entry.op)
     assert size == 5 * 3 * 4
 
 
 def test_a_fused_matmul_scatters_its_product() -> None:
-    entry = ops.COMMUNICATION["symm_mem::fused_matmul_reduce_scatter"]
+    entry = ops.COMMUNICATION_OPS["symm_mem::fused_matmul_reduce_scatter"]
     left, right = torch.empty(8, 16), torch.empty(16, 32)
     ((_, size, _, _),) = entry.messages([left, right, "sum", 0, "0"], 4, entry.op)
     assert size == 8 * 32 * 4
@@ -157,7 +157,7 @@ def test_symbolic_sizes_are_read_as_the_numbers_they_stand_for(op: str) -> None:
 
 
 def test_messages_are_the_same_objects_until_they_are_forgotten() -> None:
-    entry = ops.COMMUNICATION["_c10d_functional::all_reduce"]
+    entry = ops.COMMUNICATION_OPS["_c10d_functional::all_reduce"]
 
     def message() -> object:
         (one,) = entry.messages([torch.empty(2), "sum", "0"], 4, entry.op)
@@ -178,7 +178,7 @@ SENT = ("local_input", "input", "inputs", "tensor", "tensors", "A", "in_tile", "
     "raw_op",
     sorted(
         raw_op
-        for raw_op in ops.COMMUNICATION.keys() & set(ops.op_names())
+        for raw_op in ops.COMMUNICATION_OPS.keys() & set(ops.op_names())
         if not raw_op.startswith("c10d::") and raw_op != "_c10d_functional::batch_p2p_ops"
     ),
 )
@@ -190,7 +190,7 @@ def test_a_message_is_read_off_what_the_schema_says_is_sent(raw_op: str) -> None
         kind = str(argument.type)
         tensor = torch.empty(8, number)
         values[argument.name] = [tensor] if kind == "List[Tensor]" else tensor if kind == "Tensor" else None
-    entry = ops.COMMUNICATION[raw_op]
+    entry = ops.COMMUNICATION_OPS[raw_op]
     ((op, size, _, shape),) = entry.messages(list(values.values()), 4, entry.op)
     sent = values[next(name for name in SENT if name in values)]
     tensor = sent[0] if isinstance(sent, list) else sent

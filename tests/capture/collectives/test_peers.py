@@ -98,6 +98,6 @@ def test_root_and_peer_stand_where_the_op_says(raw_op: str) -> None:
 def test_all_rooted_and_point_to_point_ops_are_read() -> None:
     """Every op that goes from or to one rank has a reader, but for three of symmetric memory that keep no root."""
     directed = {"send", "recv", "broadcast", "reduce", "gather", "scatter"}
-    named = {raw_op for raw_op, entry in ops.COMMUNICATION.items() if entry.op in directed}
+    named = {raw_op for raw_op, entry in ops.COMMUNICATION_OPS.items() if entry.op in directed}
     assert named - PARTIES.keys() == {"symm_mem::multi_root_tile_reduce", "symm_mem::nvshmem_broadcast"}
-    assert PARTIES.keys() <= ops.COMMUNICATION.keys()
+    assert PARTIES.keys() <= ops.COMMUNICATION_OPS.keys()

@@ -39,7 +39,7 @@ def test_an_exception_while_installing_leaves_nothing(monkeypatch: pytest.Monkey
     def failing(raw_op: str) -> Any:
         if next(calls) > 20:
             raise KeyboardInterrupt
-        return ops.COMMUNICATION.get(raw_op)
+        return ops.COMMUNICATION_OPS.get(raw_op)
 
     monkeypatch.setattr(ops, "lookup", failing)
     with pytest.raises(KeyboardInterrupt), record():

@@ -13,7 +13,7 @@ import pytest
 from torch.optim import adamw
 
 from dsexplore import UsageError
-from dsexplore._internal.cost.memory.memory_snapshot import GAPS, UNKNOWN, class_at
+from dsexplore._internal.cost.memory.memory_snapshot import ALLOCATOR_GAPS, UNKNOWN, class_at
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds import demo
 from dsexplore.cost import beside_snapshot, read_memory_snapshot
@@ -97,7 +97,7 @@ def test_allocated_and_predicted_memory_stand_side_by_side(tmp_path: Path, trace
     assert rows[layer][0] > 0
     assert rows["optimizer"][1] == 4 * MIB
     assert rows[UNKNOWN] == (None, 8 * MIB)  # allocated before its frames were recorded
-    assert rows[GAPS][1] == 10 * MIB
+    assert rows[ALLOCATOR_GAPS][1] == 10 * MIB
     memory = prediction.memory
     assert sum(size for size, _ in rows.values() if size) == pytest.approx(memory.most, rel=1e-6)
     assert sum(size for _, size in rows.values() if size) == 40 * MIB

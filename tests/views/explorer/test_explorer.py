@@ -522,8 +522,8 @@ def test_all_findings_have_a_tab_and_stand_below_the_headline_of_a_file_of_its_o
     alone = json.loads(gzip.decompress(base64.b64decode(packed)))["state"]["headline"]
     assert f"Findings: {len(found)}; wire bytes per rank and step" in alone
     for one in found:
-        assert html.prose(one.change, 320) in live.panel
-        assert html.prose(one.change, 320) in alone
+        assert html.prose(one.change, longest=320) in live.panel
+        assert html.prose(one.change, longest=320) in alone
 
 
 def test_a_tab_without_findings_says_so() -> None:

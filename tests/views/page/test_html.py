@@ -31,10 +31,10 @@ def test_a_name_is_broken_between_its_words(name: str, lines: list[str]) -> None
 
 
 def test_a_sentence_breaks_long_names_alone() -> None:
-    assert html.prose("post_attention_layernorm 8 MiB", 0) == "post_attention_layernorm 8 MiB"
+    assert html.prose("post_attention_layernorm 8 MiB", longest=0) == "post_attention_layernorm 8 MiB"
     long = "a_module_whose_name_is_too_long_for_a_column"
-    assert html.prose(f"{long} 8 MiB", 0) == f"{long.replace('_', '_<wbr>')} 8 MiB"
-    said = html.prose("16 all_reduces of 1.5 MiB in Net.mlp: Input(layouts=(Replicate(),)) & S(0)", 0)
+    assert html.prose(f"{long} 8 MiB", longest=0) == f"{long.replace('_', '_<wbr>')} 8 MiB"
+    said = html.prose("16 all_reduces of 1.5 MiB in Net.mlp: Input(layouts=(Replicate(),)) & S(0)", longest=0)
     assert said == "16 all_reduces of 1.5 MiB in Net.<wbr>mlp: Input(<wbr>layouts=(Replicate(),)) &amp; S(0)"
 
 

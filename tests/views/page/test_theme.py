@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from dsexplore._internal.views.cost import prediction_tables
-from dsexplore._internal.views.cost.prediction_tables import PARTS
+from dsexplore._internal.views.cost.prediction_tables import PART_COLORS
 from dsexplore._internal.views.page import style, theme
 from dsexplore._internal.views.sharding import shard_picture
 from dsexplore._internal.views.timeline.mark_colors import _IO, WAITS
@@ -51,7 +51,7 @@ SIDE_BY_SIDE = {
     "axes and what costs time": AXES_AND_ALARM,
     "memory": [mark.color for mark in theme.MEMORY.values()],
     "ops": [mark.color for mark in theme._OPS.values()],
-    "parts of a predicted step": list(PARTS.values()),
+    "parts of a predicted step": list(PART_COLORS.values()),
     "waiting, disk and standing still": [theme.SHADE, WAITS.fill, *(color.fill for color in _IO.values())],
 }
 
@@ -159,7 +159,7 @@ def test_marks_and_ink_stand_out_on_light_and_on_dark_pages(background: str) -> 
     assert contrast(theme.INK, background) >= 4.1
     assert min(contrast(mark.color, background) for mark in theme.MEMORY.values()) >= 2.0
     assert min(contrast(color, background) for color in (theme.SHADE, *AXES_AND_ALARM)) >= 3.0
-    on_lanes = (*theme.SERIES, theme.WAITING, *(mark.color for mark in theme._OPS.values()), *PARTS.values())
+    on_lanes = (*theme.SERIES, theme.WAITING, *(mark.color for mark in theme._OPS.values()), *PART_COLORS.values())
     assert min(contrast(color, LANES[background]) for color in on_lanes) >= 3.0
 
 

@@ -28,7 +28,7 @@ def test_an_axis_has_one_color_in_the_bar_and_in_the_tree(traces: ModuleType) ->
 
 
 def test_no_line_ends_before_a_percent_sign() -> None:
-    assert prose("spares 8 MiB (50 %) <b>", 100) == "spares 8 MiB (50\N{NO-BREAK SPACE}%) &lt;b&gt;"
+    assert prose("spares 8 MiB (50 %) <b>", longest=100) == "spares 8 MiB (50\N{NO-BREAK SPACE}%) &lt;b&gt;"
 
 
 def test_many_axes_share_a_color(traces: ModuleType) -> None:

@@ -186,13 +186,13 @@ def test_many_long_names_stay_below_77_kb(traces: ModuleType, name: str) -> None
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=400))
 def test_escape_round_trips_what_can_be_printed(text: str) -> None:
-    escaped = html.escape(text, 0)
+    escaped = html.escape(text, longest=0)
     assert not set("<>\"'") & set(escaped)
     assert (
         Checked(f"<p>{escaped}</p>").text == html.printable(text).replace("\r\n", "\n").replace("\r", "\n")
         or "\r" in text
     )
-    assert len(html.plain(text, 40)) <= 40
+    assert len(html.plain(text, longest=40)) <= 40
 
 
 def test_an_empty_trace_says_what_it_has() -> None:

@@ -90,8 +90,9 @@ def recommend(result: Measurements) -> Best:
     if not rounds:
         raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
     control = result.control
+    costs = {tried: _cost(result, tried) for tried in rounds}
     worst = lowest_ratios(result.deciding, control, result.conditions.read_share)
-    config, tied, unsure = choose(rounds, control, {config: _cost(result, config) for config in rounds}, worst)
+    config, tied, unsure = choose(rounds, control, costs, worst)
     slower = slower_elsewhere(result.references, result.operations, config, control)
     doubts = (*_disk_doubts(result), *(doubt for doubt in (unsure, slower) if doubt))
     if doubts:

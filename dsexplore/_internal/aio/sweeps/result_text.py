@@ -71,7 +71,7 @@ def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
     yield f"{name}: median {format_rate(median(rates))}, {spread}n {len(rates)}"
     if any(sample.fsync_seconds for sample in samples):
         yield f"{name} with fsync: median {format_rate(median([sample.durable_rate for sample in samples]))}"
-    p50, p95, p99 = (median([getattr(s, name) for s in samples]) * 1e3 for name in ("p50", "p95", "p99"))
+    p50, p95, p99 = (median([getattr(sample, of) for sample in samples]) * 1e3 for of in ("p50", "p95", "p99"))
     cpu = median([sample.cpu_ms_per_gib for sample in samples])
     yield (
         f"{name} latency of a request: p50 {p50:.2f}, p95 {p95:.2f}, p99 {p99:.2f}, "

@@ -120,7 +120,7 @@ def _circle_reason(front: Wavefront, blamed: Blame) -> Reason:
     return "other group order" if are_messages == {False} else "other collective"
 
 
-WAITING: dict[str, pl.DataType] = {
+WAITING_COLUMNS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "op": pl.String(),
     "group": pl.String(),  # its mesh axis or description, else its name
@@ -158,7 +158,7 @@ class HangReport(Result):
     conclusion: str
     """The text of `verdict`."""
     waiting: pl.DataFrame
-    """One row per rank that waits: in which call, and for which ranks; columns: `WAITING`."""
+    """One row per rank that waits: in which call, and for which ranks; columns: `WAITING_COLUMNS`."""
     mismatches: pl.DataFrame
     """The first collective of each group that its ranks called differently, one row per side; columns: `MISMATCHES`."""
     reason: Reason
@@ -244,7 +244,7 @@ def _waiting(front: Wavefront, parted: Sequence[Mismatch]) -> pl.DataFrame:
                 *(call.state, call.source, sorted(awaited), call.created),
             )
         )
-    return pl.DataFrame(rows, schema=WAITING, orient="row")
+    return pl.DataFrame(rows, schema=WAITING_COLUMNS, orient="row")
 
 
 def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:

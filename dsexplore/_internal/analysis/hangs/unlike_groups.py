@@ -68,10 +68,10 @@ def _find_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) 
     for call in waiting:
         by_name[call.group.made_as][call.group].append(call)
     for sides in by_name.values():
-        calls = [call for calls in sides.values() for call in calls]
+        calls = [call for of_group in sides.values() for call in of_group]
         if not any(call.rank in group.ranks for call in calls for group in sides if group != call.group):
             continue
-        votes = {group: {call.rank for call in calls} for group, calls in sides.items()}
+        votes = {group: {call.rank for call in of_group} for group, of_group in sides.items()}
         for rank in standing:
             possible = [group for group in sides if rank in group.ranks]
             if len(possible) == 1:

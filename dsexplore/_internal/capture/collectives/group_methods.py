@@ -99,7 +99,7 @@ _replaced: dict[str, Any] = {}
 def _observed(name: str) -> Callable[..., Any]:
     """Wrap a method of a process group to report to the observer."""
     raw_op, options, as_op = _METHODS[name]
-    entry = ops.COMMUNICATION[raw_op]
+    entry = ops.COMMUNICATION_OPS[raw_op]
     count = as_op.__code__.co_argcount - 1  # without the group
 
     def observed(group: Any, *args: Any, **kwargs: Any) -> Any:

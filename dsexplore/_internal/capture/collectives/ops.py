@@ -255,7 +255,7 @@ _SYMMETRIC_MEMORY = {
     "all_to_all_vdev_2d_offset": Communication("all_to_all", _tensor(0), 4),
 }
 
-COMMUNICATION: dict[str, Communication] = {
+COMMUNICATION_OPS: dict[str, Communication] = {
     **{f"c10d::{name}": entry for name, entry in _C10D.items()},
     **{f"_c10d_functional::{name}": entry for name, entry in _FUNCTIONAL.items()},
     "_dtensor::shard_dim_alltoall": Communication("all_to_all", _tensor(0), 3),
@@ -356,7 +356,7 @@ def _all_names() -> list[str]:
     if _cached_names[0] != state:
         _cached_names = (
             state,
-            [name for name in all_op_names() if name.startswith(_PREFIXES)] or list(filter(find_op, COMMUNICATION)),
+            [name for name in all_op_names() if name.startswith(_PREFIXES)] or list(filter(find_op, COMMUNICATION_OPS)),
         )
     return _cached_names[1]
 
@@ -366,7 +366,7 @@ def lookup(raw_op: str) -> Communication | None:
 
     An unknown op gets a generic entry, named ``unknown:<name>``.
     """
-    entry = COMMUNICATION.get(raw_op)
+    entry = COMMUNICATION_OPS.get(raw_op)
     if entry is None and raw_op not in NOT_COMMUNICATION:
         entry = Communication(f"unknown:{raw_op.partition('::')[2]}", _first_tensors, -1)
     return entry

@@ -108,7 +108,7 @@ class LocalTensorSubstrate:
 
     def install(self, observer: Observer) -> None:
         functions = LOCAL_TENSOR_COLLECTIVES.get()
-        for raw_op, entry in ops.COMMUNICATION.items() if is_there(functions) else ():
+        for raw_op, entry in ops.COMMUNICATION_OPS.items() if is_there(functions) else ():
             name = _local_name(raw_op)
             function = getattr(functions, name, None)
             if function is not None:
@@ -130,7 +130,7 @@ class FakeTensorSubstrate:
         self._patches = Patches()
 
     def install(self, observer: Observer) -> None:
-        for raw_op, entry in ops.COMMUNICATION.items():
+        for raw_op, entry in ops.COMMUNICATION_OPS.items():
             holder = registered_fake_impl(raw_op)
             if holder is not None:
                 described = type(holder.kernel)(

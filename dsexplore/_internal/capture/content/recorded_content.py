@@ -246,8 +246,8 @@ def event_rows(issued: Issued, stack_depth: int) -> list[dict[str, Any]]:
 def _repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
     """Map values by `make`, which is called once per distinct key, as most values share theirs."""
     keys = list(map(key, values))
-    made = {key: make(value) for key, value in dict(zip(keys, values, strict=True)).items()}
-    return [made[key] for key in keys]
+    made = {of: make(value) for of, value in dict(zip(keys, values, strict=True)).items()}
+    return [made[of] for of in keys]
 
 
 def _dtype(message: Message) -> str:

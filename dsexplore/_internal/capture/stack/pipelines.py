@@ -121,7 +121,7 @@ def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Mod
     for names in frames:
         action = names.get("action")
         if action is not None:
-            stage = next((stage for stage in stages if stage.stage_index == action.stage_index), None)
+            stage = next((local for local in stages if local.stage_index == action.stage_index), None)
             forward = action.computation_type.name in ("FORWARD", "SEND_F")
             return getattr(stage, "submod", None), "forward" if forward else "backward"
         about = names.get("desc")

@@ -133,7 +133,7 @@ def chunks_to_compare(sent: Mapping[int, Digests]) -> dict[Series, int]:
     for series in sorted({series for by_series in sent.values() for series in by_series}):
         of_ranks = [sent[rank].get(series, (0, 0, {})) for rank in series[1] if rank in sent]
         begin = max(-(-first // CHUNK) for first, _, _ in of_ranks)
-        end = max(-(-end // CHUNK) for _, end, _ in of_ranks)
+        end = max(-(-last // CHUNK) for _, last, _ in of_ranks)
         for chunk in range(begin, end):
             if len({by_chunk.get(chunk) for _, _, by_chunk in of_ranks}) > 1:
                 chunks[series] = chunk

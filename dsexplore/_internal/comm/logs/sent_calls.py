@@ -23,7 +23,7 @@ from dsexplore._internal.trace.merge import merge_tables
 from dsexplore._internal.trace.process_states import host_clock
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 
-MOST_CALLS = 2_000
+MOST_OF_SERIES = 2_000
 """Number of calls of each group that are sent, the last ones."""
 _APART = 10**9
 """Nanoseconds between two measurements made elsewhere that have durations alone."""
@@ -114,12 +114,12 @@ def sent_calls(calls: Iterable[tuple[Series, int, Record]], rank: int) -> SentCa
 
 
 def last_calls(calls: Iterable[tuple[Series, int, Record]]) -> list[tuple[Series, int, Record]]:
-    """Return the last `MOST_CALLS` lines of each series, in order of issue."""
+    """Return the last `MOST_OF_SERIES` lines of each series, in order of issue."""
     listed = list(calls)
     ends = Counter[Series]()
     for series, number, _ in listed:
         ends[series] = number + 1
-    return [call for call in listed if call[1] >= ends[call[0]] - MOST_CALLS]
+    return [call for call in listed if call[1] >= ends[call[0]] - MOST_OF_SERIES]
 
 
 def _kind(series: Series, record: Record, line: str) -> CallKind:

@@ -37,7 +37,7 @@ from dsexplore._internal.units import format_bytes, parse_size
 
 SMALLEST, LARGEST = "512", "1GiB"
 WARM_UP = 3
-LEAST_CALLS, MOST_CALLS = 4, 1000
+LEAST_REPEATS, MOST_REPEATS = 4, 1000
 MEMORY_SHARE = 0.5
 """Fraction of the free memory that the ranks of a machine may use together."""
 BUFFERS = 4
@@ -247,7 +247,7 @@ def _time_slice(prepared: Prepared, swept: SweptGroup, seconds: float, clock: Ca
     """Time the calls of a slice on this rank, equally many on all ranks."""
     fastest = min(_timed_together(prepared, swept, 1, clock) for _ in range(WARM_UP))
     estimate = swept.reduced(fastest, td.ReduceOp.MAX)
-    count = max(LEAST_CALLS, min(MOST_CALLS, int(seconds / max(estimate, 1e-9))))
+    count = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / max(estimate, 1e-9))))
     td.barrier(group=swept.group)
     swept.synchronize()
     if swept.device.type != "cpu":

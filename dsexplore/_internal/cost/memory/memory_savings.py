@@ -26,12 +26,11 @@ from dsexplore._internal.cost.memory.memory_need import Saving
 from dsexplore._internal.cost.memory.peak_memory import PeakMemory, layer_of
 from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.rank_program import Collective, StepProgram
-from dsexplore._internal.cost.step.stream_simulation import GAPS, SimulatedStep, is_receiving
+from dsexplore._internal.cost.step.stream_simulation import IDLE, SimulatedStep, is_receiving
 from dsexplore._internal.trace.tables import Tables
 
 _LEAST = 0.02
 """Savings of less than this part of the need are not worth a line."""
-_RECOMPUTED = ("recompute",)
 _KEPT_GATHERED = 2
 """Gathers whose parameters are there at a time: those in use, and those that come next."""
 
@@ -64,7 +63,7 @@ class Savings:
         self._layers: dict[str, set[str]] = defaultdict(set)
         self._recomputed: set[str] = set()
         for span in played.spans:
-            if span.kind == "communication" or span.kind == GAPS[1] or is_receiving(span):
+            if span.kind == "communication" or span.kind == IDLE or is_receiving(span):
                 continue
             layer = layer_of(span.module)
             if span.phase == "forward":
@@ -72,7 +71,7 @@ class Savings:
                 self._layers[layer].add(_numbered_layer(span.module))
             elif span.phase == "backward":
                 self._backward[layer] += span.seconds
-            elif span.phase in _RECOMPUTED:
+            elif span.phase == "recompute":
                 self._recomputed.add(layer)
 
     def found(self) -> tuple[Saving, ...]:

@@ -38,7 +38,7 @@ from dsexplore._internal.trace.importers.plain_pickle import load_plain
 _MOST_VALUES = 10**9
 """Values of a snapshot, each counted as often as it is reached: events share the frames of their stacks."""
 UNKNOWN = "unknown"
-GAPS = "gaps of the allocator"
+ALLOCATOR_GAPS = "gaps of the allocator"
 
 Frame = tuple[str, int, str]
 """File, line and function."""
@@ -227,11 +227,11 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
     """
     blocks = snapshot if isinstance(snapshot, MemorySnapshot) else read_memory_snapshot(snapshot)
     measured = _bytes_by_use(blocks, prediction)
-    measured[GAPS] = blocks.gaps
+    measured[ALLOCATOR_GAPS] = blocks.gaps
     memory = prediction.memory
     predicted = dict(memory.causes.iter_rows())
-    predicted[GAPS] = memory.most - memory.outside - int(memory)
-    last = (UNKNOWN, GAPS, "outside the allocator")
+    predicted[ALLOCATOR_GAPS] = memory.most - memory.outside - int(memory)
+    last = (UNKNOWN, ALLOCATOR_GAPS, "outside the allocator")
     whats = sorted(
         {*predicted, *measured},
         key=lambda what: (

@@ -14,7 +14,7 @@ from dsexplore._internal.analysis.step_timeline import HELD, SPANS, TIES, WAITIN
 from dsexplore._internal.cost.cluster import HardwareLike
 from dsexplore._internal.cost.step.prediction import Prediction, predict
 from dsexplore._internal.cost.step.schedules import Action, Schedule, ScheduledAction, place, read_schedule
-from dsexplore._internal.cost.step.stream_simulation import COMPUTE, GAPS
+from dsexplore._internal.cost.step.stream_simulation import COMPUTE_STREAM, GAPS
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace import schema
 from dsexplore._internal.trace.causes import PIPELINE_SCHEDULE
@@ -124,7 +124,7 @@ def stream_timeline(prediction: Prediction, color_by: str = "phase", sizes: Size
         waits = f"waits for {span.op}" if span.op else "waits for the CPU, which launches kernels"
         rows.append(
             {
-                "lane": "compute stream" if span.stream == COMPUTE else span.stream,
+                "lane": "compute stream" if span.stream == COMPUTE_STREAM else span.stream,
                 "begin": span.start,
                 "end": span.end,
                 "mark": WAITING if gap else key,

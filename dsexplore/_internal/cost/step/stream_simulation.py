@@ -26,8 +26,8 @@ from typing import NamedTuple
 from dsexplore._internal.cost.range import Estimate
 from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Wait
 
-COMPUTE = "compute"
-GAPS = ("exposed", "idle")
+COMPUTE_STREAM = "compute"
+EXPOSED, IDLE = GAPS = ("exposed", "idle")
 _NO_COMPUTE = (*GAPS, "receiving", "communication")
 _FORWARD = ("forward", "no-grad forward")
 _BACKWARD = ("backward", "recompute")
@@ -170,7 +170,7 @@ def _span(what: Kernels | Collective | Gap, start: float, end: float) -> Span:
     if isinstance(what, Collective):
         return Span(what.stream, start, end, what.kind, what.module, what.phase, what.op, what.axis, what.seq)
     op, axis = (what.op, what.axis) if isinstance(what, Gap) else ("", "")
-    return Span(COMPUTE, start, end, what.kind, what.module, what.phase, op, axis)
+    return Span(COMPUTE_STREAM, start, end, what.kind, what.module, what.phase, op, axis)
 
 
 def is_receiving(what: Span | Kernels | Collective | Gap) -> bool:

@@ -35,13 +35,13 @@ RULES: tuple[Rule, ...] = (
     fused_parts.rule,
     given_input.rule,
 )
-MOST_LAYOUTS = 12
+MOST_TRIED = 12
 """Layouts of one tensor that each rule looks at, those that agree best."""
 
 
 def explain(entry: Compared, comparison: Comparison) -> Match | None:
     """Return what the first rule says that fits an entry; None if none fits."""
-    layouts = entry.alternatives[:MOST_LAYOUTS] or [entry.parts]
+    layouts = entry.alternatives[:MOST_TRIED] or [entry.parts]
     for rule in RULES:
         for parts in layouts:
             match = rule(parts, entry, comparison)

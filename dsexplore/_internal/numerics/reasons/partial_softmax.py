@@ -14,7 +14,7 @@ from dsexplore._internal.numerics.reasons.match import Match
 
 FEWEST = 4
 """Columns that a rank holds, from which on the multiple of a row is known beside its target, which has another one."""
-RELATIVE = 1e-6
+_TOLERANCE = 1e-6
 CHANGE = (
     "all_reduce the largest logit and the sum of exponentials over {axis} before dividing, as "
     "torch.distributed.tensor.parallel.loss_parallel does"
@@ -40,11 +40,11 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
         sums = [multiple for multiple in multiples if multiple is not None]
         if len(sums) < len(group) or sum(part.value.shape[-1] for part in group) != entry.whole.shape[-1]:
             return None
-        if all(float(rows.max() - rows.min()) <= RELATIVE * float(rows.max()) for rows in sums):
+        if all(float(rows.max() - rows.min()) <= _TOLERANCE * float(rows.max()) for rows in sums):
             return None
         shares.append(torch.stack([rows.reciprocal() for rows in sums]).sum(0))
     share = torch.cat(shares)
-    if float(share.max() - share.min()) > RELATIVE * float(share.max()):
+    if float(share.max() - share.min()) > _TOLERANCE * float(share.max()):
         return None
     axis = " × ".join(varying_axes(part.holder for part in next(iter(groups.values()))))
     looks = f"in each row a rank divides by the exponentials of its own columns: their sum over {axis} is missing"
@@ -56,7 +56,7 @@ def _multiple_of_rows(part: Part) -> Tensor | None:
     value, expected = part.value.flatten(0, -2), part.expected.flatten(0, -2)
     ratios = value / expected
     multiple = ratios.median(-1).values
-    differing = (ratios - multiple[:, None]).abs() > RELATIVE * multiple.abs()[:, None]
+    differing = (ratios - multiple[:, None]).abs() > _TOLERANCE * multiple.abs()[:, None]
     if not bool(torch.isfinite(ratios).all()) or bool((differing.sum(-1) > 1).any()) or not bool((multiple > 0).all()):
         return None
     return multiple

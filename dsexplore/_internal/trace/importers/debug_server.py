@@ -64,7 +64,7 @@ def read_debug_server(address: str, get: Get | None = None) -> DebugServer:
     matches = {
         page: [content for _, content in map(_recorded, answers.values()) if content] for page, answers in pages.items()
     }
-    page = next((page for page in _RECORDERS if any(content.get("entries") for content in matches[page])), None)
+    page = next((kind for kind in _RECORDERS if any(content.get("entries") for content in matches[kind])), None)
     if page is None:
         raise TraceFileError(
             f"no rank of {address} records its collectives: start the job with TORCH_FR_BUFFER_SIZE=2000 (NCCL: "

@@ -187,8 +187,8 @@ def tables_of_inspector(logs: Sequence[InspectorLog]) -> list[Tables]:
 def _tables(rank: int, calls: Sequence[InspectorCall], members: Mapping[str, Mapping[int, int]], world: int) -> Tables:
     rows = [_row(rank, place, call, _ranks_of(call, members, world)) for place, call in enumerate(calls)]
     groups = [
-        (name, call.name, "", list(_ranks_of(call, members, world)), call.size, "nccl", "cuda")
-        for name, call in {call.communicator: call for call in calls}.items()
+        (name, last.name, "", list(_ranks_of(last, members, world)), last.size, "nccl", "cuda")
+        for name, last in {call.communicator: call for call in calls}.items()
     ]
     return Tables(
         events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row"),

@@ -145,8 +145,8 @@ def _is_call(event: Event) -> bool:
 def _kernel_call(event: Event, exposed: int | None, launch: Launch, base: int) -> ProfilerCall:
     arguments = arguments_of(event)
     if "Collective name" not in arguments:
-        described = (arguments_of(op) for op in launch.ops)
-        arguments = {**next((event for event in described if "Collective name" in event), {}), **arguments}
+        of_ops = (arguments_of(op) for op in launch.ops)
+        arguments = {**next((found for found in of_ops if "Collective name" in found), {}), **arguments}
     start = nanoseconds(event["ts"], base)
     tensors, of = _first_tensors(launch.ops)
     return ProfilerCall(
@@ -242,7 +242,7 @@ def _cpu_calls(trace: ProfilerFile) -> Iterable[ProfilerCall]:
             raw_op=event["name"],
             start=nanoseconds(event["ts"], trace.base),
             end=_last([_end_of(work, trace.base) for work in mine]),
-            arguments=next((arguments_of(event) for event in within if event["name"] == DESCRIPTION), {}),
+            arguments=next((arguments_of(inner) for inner in within if inner["name"] == DESCRIPTION), {}),
             tensors=tensors,
             thread=thread_of(event),
             issued=begin_of(event),

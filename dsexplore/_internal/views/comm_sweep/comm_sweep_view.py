@@ -31,7 +31,7 @@ class CommSweepView(PlottedView):
 
     def text(self) -> str:
         """Return what was measured, where bandwidth saturates, and the best bandwidth of each op."""
-        return "\n".join(html.plain(line, 300) for line in (self._sweep.what(), *self._sweep.lines()))
+        return "\n".join(html.plain(line, longest=300) for line in (self._sweep.what(), *self._sweep.lines()))
 
     def html(self) -> str:
         """Return where bandwidth saturates, bus bandwidth by size with a line per op, and a table per op."""
@@ -42,10 +42,12 @@ class CommSweepView(PlottedView):
             body.append(still_figure(sweep_figure(self._sweep, "busbw", self._sweep.ops, places=(False,))))
         body.append(html.details("The best of each op", html.sentences(per_op)))
         body += [
-            html.details(op, f'<pre class="rows" tabindex="0">{html.escape(self._sweep.to_nccl_tests(op), 0)}</pre>')
+            html.details(
+                op, f'<pre class="rows" tabindex="0">{html.escape(self._sweep.to_nccl_tests(op), longest=0)}</pre>'
+            )
             for op in self._sweep.ops
         ]
-        body.append(html.notes(remarks, 300))
+        body.append(html.notes(remarks, longest=300))
         return html.fragment("".join(body), STYLE)
 
     def figure(self, kind: str = "busbw", ops: list[str] | None = None) -> Any:
@@ -78,7 +80,7 @@ class CommSweepView(PlottedView):
 
         def select(text: Any) -> None:
             if text in by_text:
-                explorer.selection, clicked.value = by_text[text], html.escape(text, 300)
+                explorer.selection, clicked.value = by_text[text], html.escape(text, longest=300)
 
         several = ipywidgets.SelectMultiple(options=sweep.ops, value=tuple(sweep.ops), rows=min(9, len(sweep.ops)))
         controls = {"kind": ipywidgets.Dropdown(options=list(KINDS), description="shows"), "ops": several}
@@ -105,7 +107,7 @@ class CalibrationView(PlottedView):
 
     def text(self) -> str:
         """Return which times were added to which cluster, and how far each op is from its prediction."""
-        return "\n".join(html.plain(line, 300) for line in (self._what(), *self._calibration.lines()))
+        return "\n".join(html.plain(line, longest=300) for line in (self._what(), *self._calibration.lines()))
 
     def _what(self) -> str:
         return f"{self._calibration.base.title} with the times of {self._calibration.sweep.what()}"

@@ -8,7 +8,7 @@ from typing import Any
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.units import format_bytes, format_seconds, unit_of_seconds
-from dsexplore._internal.views.cost.prediction_tables import PARTS, STYLE, bar, parts_key
+from dsexplore._internal.views.cost.prediction_tables import PART_COLORS, STYLE, bar, parts_key
 from dsexplore._internal.views.cost.prediction_view import PredictionView
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
@@ -43,7 +43,7 @@ class MeshComparisonView(PlottedView):
         out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} dropped"
         verdict, *reasons = comparison.lines()
         remarks = (verdict, *([out] if dropped else []), *reasons)
-        lines += [f"  {html.plain(line, 400)}" for line in remarks]
+        lines += [f"  {html.plain(line, longest=400)}" for line in remarks]
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -53,7 +53,7 @@ class MeshComparisonView(PlottedView):
         slowest = max((prediction.step.expected for prediction in predictions if prediction is not None), default=0.0)
         ranked = comparison.ranking[:_MOST_ROWS]
         out = [candidate for candidate in comparison.candidates if candidate.dropped]
-        remarks = html.sentences(comparison.lines()[1:], 400)
+        remarks = html.sentences(comparison.lines()[1:], longest=400)
         title = f"Dropped: {len(out):,} of {len(comparison.candidates):,}"
         dropped = html.details(title, table(_DROPPED, out), opened=len(out) <= _MOST_OPEN) if out else ""
         drawn = still_figure(self.figure().update_layout(title=None)) if len(ranked) > 1 else ""
@@ -79,7 +79,7 @@ class MeshComparisonView(PlottedView):
             figure.add_vline(size / 2**30, line_dash="dot", line_color=ALARM, annotation_text="memory")
         figure.update_xaxes(title=f"GiB of one GPU, predicted, of {format_bytes(size)}", rangemode="tozero")
         figure.update_yaxes(title=f"{unit} per step, predicted (log)", type="log")
-        title = html.escape(f"meshes on {comparison.cluster.title}, predicted", 120)
+        title = html.escape(f"meshes on {comparison.cluster.title}, predicted", longest=120)
         figure.update_layout(legend=LEGEND_ABOVE)
         margin = {"l": 80, "r": 40, "t": 90, "b": 50}
         return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
@@ -118,7 +118,7 @@ def _marks(candidates: Sequence[MeshCandidate], scale: float) -> dict[str, Any]:
             "array": [(step.high - step.expected) / scale for step in steps],
             "arrayminus": [(step.expected - step.low) / scale for step in steps],
         },
-        "text": [html.escape(candidate.mesh, 30) for candidate in candidates],
+        "text": [html.escape(candidate.mesh, longest=30) for candidate in candidates],
         "textposition": "middle right",
         "customdata": [candidate.mesh for candidate in candidates],
     }
@@ -128,11 +128,11 @@ def _ranking_table(ranking: Sequence[MeshCandidate], slowest: float) -> str:
     """Return a row per mesh; ``slowest``: seconds of a full-length bar."""
     columns = (
         text("mesh", lambda row: html.name(row[0])),
-        text("", lambda row: bar({name: getattr(row[1], name).expected for name in PARTS}, slowest)),
+        text("", lambda row: bar({name: getattr(row[1], name).expected for name in PART_COLORS}, slowest)),
         Column("step", lambda row: format_seconds(row[1].step.expected)),
         Column("low to high", lambda row: f"{format_seconds(row[1].step.low)} to {format_seconds(row[1].step.high)}"),
         text("widest part", lambda row: _widest_part(row[1])),
-        *map(_part_column, PARTS),
+        *map(_part_column, PART_COLORS),
         Column("memory", lambda row: format_bytes(row[1].memory)),
     )
     return table(columns, [(candidate.mesh, candidate.prediction) for candidate in ranking])
@@ -143,10 +143,10 @@ def _part_column(part: str) -> Column:
 
 
 def _widest_part(prediction: Prediction) -> str:
-    return f'<span title="{html.escape(prediction.step.why, 300)}">{html.escape(prediction.widest_part)}</span>'
+    return f'<span title="{html.escape(prediction.step.why, longest=300)}">{html.escape(prediction.widest_part)}</span>'
 
 
 _DROPPED = (
     text("mesh", lambda candidate: html.name(candidate.mesh)),
-    prose("why", lambda candidate: html.escape(candidate.dropped, 300)),
+    prose("why", lambda candidate: html.escape(candidate.dropped, longest=300)),
 )

@@ -53,12 +53,12 @@ def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Ca
         try:
             box.prediction = prediction.what_if(**chosen)
         except UsageError as error:
-            message.value = f'<span class="dsx">{html.escape(error, 400)}</span>'
+            message.value = f'<span class="dsx">{html.escape(error, longest=400)}</span>'
             return
         change = box.prediction.step.expected / prediction.step.expected - 1
         is_default = all(control.value == defaults[name] for name, control in conditions.items())
         beside = "as it was traced" if is_default else f"{format_change(change)}, without a new trace"
-        message.value = html.prose(f"{box.prediction.step} per step, {beside}", 0)
+        message.value = html.prose(f"{box.prediction.step} per step, {beside}", longest=0)
         tables.value = below(box.prediction)
         draw()
 

@@ -82,7 +82,7 @@ def _lanes(prediction: Prediction, timeline: Timeline, what: str) -> Any:
 
 
 def _titled(figure: Any, prediction: Prediction, what: str, height: int) -> Any:
-    title = html.escape(f"predicted on {prediction.cluster.title}: {what}", 160)
+    title = html.escape(f"predicted on {prediction.cluster.title}: {what}", longest=160)
     margin = {"l": 130, "r": 30, "t": 90, "b": 50}
     above_legend = {"y": 1.0, "yref": "container", "yanchor": "top", "pad": {"t": 8}}
     return themed(figure, title={"text": title, "font": {"size": 14}, **above_legend}, height=height, margin=margin)

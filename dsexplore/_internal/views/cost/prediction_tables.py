@@ -21,7 +21,7 @@ from dsexplore._internal.views.trace.event_codes import EventCodes
 from dsexplore._internal.views.trace.folding import Fold
 from dsexplore._internal.views.trace.time_columns import with_inside
 
-PARTS = {"compute": SERIES[2], "exposed": ALARM, "idle": WAITING}
+PART_COLORS = {"compute": SERIES[2], "exposed": ALARM, "idle": WAITING}
 """Parts of a step, with their colors."""
 SECONDS = ("compute", "communication", "exposed", "idle")
 """Kinds of seconds in a row of the table of modules."""
@@ -42,7 +42,7 @@ def bar(parts: Mapping[str, float], whole: float) -> str:
     spans = "".join(
         f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{color}" '
         f'title="{name} {format_seconds(parts[name])}"></span>'
-        for name, color in PARTS.items()
+        for name, color in PART_COLORS.items()
         if parts[name] > 0
     )
     return f'<div class="bar">{spans}</div>' if whole > 0 else ""
@@ -63,25 +63,25 @@ def parts_table(prediction: Prediction) -> str:
     step = prediction.step
     rows = [
         {"part": name, "expected": part.expected, "low": part.low, "high": part.high}
-        for name, part in (("step", step), *((name, getattr(prediction, name)) for name in PARTS))
+        for name, part in {"step": step, **{of: getattr(prediction, of) for of in PART_COLORS}}.items()
     ]
     columns = [
         text("", lambda row: _key(row["part"]) + row["part"]),
         *_seconds("expected", "low", "high"),
-        _named("expected", lambda part: html.prose(_share(part, step.expected), 0), "of the step"),
+        _named("expected", lambda part: html.prose(_share(part, step.expected), longest=0), "of the step"),
     ]
-    parts = {name: getattr(prediction, name).expected for name in PARTS}
+    parts = {name: getattr(prediction, name).expected for name in PART_COLORS}
     return bar(parts, sum(parts.values())) + table(columns, rows)
 
 
 def _key(part: str) -> str:
     """Return the color of a part in the bars; empty for the whole step."""
-    return f'<span class="part" style="background:{PARTS[part]}"></span>' if part in PARTS else ""
+    return f'<span class="part" style="background:{PART_COLORS[part]}"></span>' if part in PART_COLORS else ""
 
 
 def parts_key() -> str:
     """Return the colors and names of the parts of `bar`."""
-    return html.note(" ".join(f'<span class="named">{_key(part)}{part}</span>' for part in PARTS))
+    return html.note(" ".join(f'<span class="named">{_key(part)}{part}</span>' for part in PART_COLORS))
 
 
 def _share(part: float, whole: float) -> str:
@@ -144,7 +144,7 @@ def module_rows(prediction: Prediction) -> list[ModuleRow]:
 
 
 def _length(row: ModuleRow) -> float:
-    return sum(row.parts[part] for part in PARTS)
+    return sum(row.parts[part] for part in PART_COLORS)
 
 
 def _module_name(row: ModuleRow) -> str:
@@ -188,7 +188,7 @@ def memory_table(prediction: Prediction) -> str:
         ("outside the allocator", prediction.memory.outside),
     ]
     savings = [
-        text("to need less", lambda saving: html.escape(saving.what, 120)),
+        text("to need less", lambda saving: html.escape(saving.what, longest=120)),
         Column("frees up to", lambda saving: format_bytes(saving.frees)),
         Column("a step longer by up to", lambda saving: format_seconds(saving.seconds)),
     ]

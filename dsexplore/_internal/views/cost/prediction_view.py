@@ -37,12 +37,14 @@ class PredictionView(View):
         lines = [
             f"predicted on {prediction.cluster.title}: {prediction.step} per step",
             f"  compute {prediction.compute}; exposed communication {prediction.exposed}; idle {prediction.idle}",
-            *(f"  {html.plain(line, 400)}" for line in prediction.why_wide()),
+            *(f"  {html.plain(line, longest=400)}" for line in prediction.why_wide()),
             f"  memory {memory}, most {prediction.peak.where}",
-            *(f"  {html.plain(note, 400)}" for note in prediction.notes),
+            *(f"  {html.plain(note, longest=400)}" for note in prediction.notes),
         ]
         if prediction.memory.fit != "fits":
-            lines += [f"  to need less: {html.plain(str(saving), 200)}" for saving in prediction.memory.savings[:3]]
+            lines += [
+                f"  to need less: {html.plain(str(saving), longest=200)}" for saving in prediction.memory.savings[:3]
+            ]
         return "\n".join(lines)
 
     def html(self, most: int = _MOST_ROWS, drawn: bool = True, measured: Trace | None = None) -> str:
@@ -61,7 +63,7 @@ class PredictionView(View):
             compared += html.details(title, tables.beside_table(prediction, measured), opened=True)
         body = [
             html.conclusion(f"A step on {prediction.cluster.title}", "predicted", prediction.verdict()),
-            html.sentences(prediction.why_wide(), 400),
+            html.sentences(prediction.why_wide(), longest=400),
             compared,
             tables.parts_table(prediction),
             timeline_drawing.drawing(stream_timeline(prediction)) if drawn else "",
@@ -73,7 +75,7 @@ class PredictionView(View):
             html.details("Communication by mesh axis (predicted)", tables.axes_table(prediction)),
             html.details("What makes the range of the step wide", tables.causes_table(prediction)),
             html.details("Memory over the step (predicted)", self._memory(drawn), opened=drawn),
-            html.notes(prediction.notes, 400),
+            html.notes(prediction.notes, longest=400),
         ]
         style = _BESIDE_CONTROLS + tables.STYLE + timeline_drawing.STYLE
         return html.fragment(f'<div class="prediction">{"".join(body)}</div>', style)
@@ -86,7 +88,7 @@ class PredictionView(View):
         over_step = still_figure(prediction_figures.memory(prediction).update_layout(title=None)) if drawn else ""
         held = f"{format_bytes(prediction.memory)} of {format_bytes(int(prediction.cluster.memory.size))}"
         peak = f"Peak: {held}, {prediction.peak.where}, of rank {prediction.peak.rank}"
-        return f"<p>{html.prose(peak, 300)}</p>{over_step}{tables.memory_table(prediction)}"
+        return f"<p>{html.prose(peak, longest=300)}</p>{over_step}{tables.memory_table(prediction)}"
 
     def page(self, measured: Trace | None = None) -> str:
         """Return a document with many more modules than a notebook's output holds.

@@ -55,7 +55,7 @@ class CheckpointCostView(ResultView[CheckpointCost]):
     def figure(self) -> Any:
         """Return a plotly figure: a bar of seconds per method, in what a step waits for and the rest."""
         methods = self.result.methods
-        names = [html.escape(f"{method.name}, {method.writers}", 60) for method in methods]
+        names = [html.escape(f"{method.name}, {method.writers}", longest=60) for method in methods]
         waiting = [method.stall for method in methods]
         in_background = [max(method.save - method.stall, 0.0) for method in methods]
         parts = [
@@ -134,7 +134,7 @@ class LoadingView(ResultView[LoadingResult]):
             ("waiting for the disk", [bar.waiting for bar in bars], SHADE),
             ("the disk alone, at its limit", [bar.disk for bar in bars], GREY),
         )
-        figure = stacked_bars([html.escape(name, 60) for name, *_ in bars], series, "of a cold load", 260)
+        figure = stacked_bars([html.escape(name, longest=60) for name, *_ in bars], series, "of a cold load", 260)
         texts = [format_seconds(bar.in_memory + bar.waiting + bar.disk) for bar in bars]
         return figure.update_traces({"text": texts, "textposition": "none"}, 0)
 

@@ -174,12 +174,12 @@ def _ranks_of_groups(codes: EventCodes) -> dict[object, str]:
     """Return {group: its axis and ranks}, which tell people more than the group's name."""
     groups = codes.tables.groups.select("group", "axis", "ranks")
     return {
-        group: " ".join([*([html.plain(axis, 20)] if axis else []), f"ranks {format_ranges(ranks, 3)}"])
+        group: " ".join([*([html.plain(axis, longest=20)] if axis else []), f"ranks {format_ranges(ranks, 3)}"])
         for group, axis, ranks in groups.iter_rows()
         if ranks is not None and len(ranks)
     }
 
 
 def _text(label: object, more: str) -> str:
-    name = html.plain("none" if label == "" else label, 40)
+    name = html.plain("none" if label == "" else label, longest=40)
     return f"{more} ({name})" if more else name

@@ -139,7 +139,7 @@ def _placements(codes: EventCodes) -> dict[str, str]:
     by_module = placed.agg(pl.col("placements").unique(maintain_order=True))
     row_of = codes.tree.row_of
     return {
-        str(row_of[module]): html.plain(readable(" | ".join(kinds)), 60)
+        str(row_of[module]): html.plain(readable(" | ".join(kinds)), longest=60)
         for module, kinds in by_module.iter_rows()
         if module in row_of
     }

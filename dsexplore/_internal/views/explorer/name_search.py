@@ -63,7 +63,10 @@ class NameSearch:
 
     @cached_property
     def _hits(self) -> list[Hit]:
-        return [*self._others, *(Hit(MODULE, name, html.plain(name, 200)) for name in self._codes.tree.names if name)]
+        return [
+            *self._others,
+            *(Hit(MODULE, name, html.plain(name, longest=200)) for name in self._codes.tree.names if name),
+        ]
 
     @cached_property
     def _lowered(self) -> list[str]:
@@ -82,7 +85,7 @@ class NameSearch:
             for index, text in enumerate(texts[1:], 1):
                 yield Hit(facet, str(codes.facets[facet].labels[index - 1]), text, index)
         for name in codes.tables.parameters["name"].unique(maintain_order=True):
-            yield Hit(PARAMETER, name, html.plain(name, 200))
+            yield Hit(PARAMETER, name, html.plain(name, longest=200))
         for name in codes.facets["source"].labels:
             if name:
-                yield Hit(SOURCE, name, html.plain(name.partition(" ← ")[0], 200))
+                yield Hit(SOURCE, name, html.plain(name.partition(" ← ")[0], longest=200))

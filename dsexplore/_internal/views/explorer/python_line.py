@@ -86,9 +86,9 @@ def _of_modules(codes: EventCodes, rows: list[int]) -> Conditions:
 def _joint(names: list[str]) -> str:
     """Return one shell pattern for names that differ in some of their parts: ``Net.layers.*.up``."""
     parts = [name.split(".") for name in names]
-    if len({len(names) for names in parts}) > 1:
+    if len({len(path) for path in parts}) > 1:
         return ""
-    return ".".join(escape(names[0]) if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True))
+    return ".".join(escape(level[0]) if len(set(level)) == 1 else "*" for level in zip(*parts, strict=True))
 
 
 def _described(codes: EventCodes, mask: Mask) -> Conditions | None:
@@ -149,9 +149,9 @@ def _literal(value: Any) -> str:
     if not isinstance(value, (list, tuple, set)):
         return repr(value)
     values = list(value)
-    if values and all(isinstance(value, range) for value in values):
+    if values and all(isinstance(item, range) for item in values):
         if len(values) == 1:
             return repr(values[0])
-        parts = [f"*{value!r}" if len(value) > 1 else str(value.start) for value in values]
+        parts = [f"*{item!r}" if len(item) > 1 else str(item.start) for item in values]
         return f"[{', '.join(parts)}]"
-    return _literal(values[0]) if len(values) == 1 else f"[{', '.join(_literal(value) for value in values)}]"
+    return _literal(values[0]) if len(values) == 1 else f"[{', '.join(_literal(item) for item in values)}]"

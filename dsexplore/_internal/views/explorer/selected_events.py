@@ -79,7 +79,7 @@ class SelectedEvents:
     @property
     def status(self) -> str:
         """Line above the tree: size of the selection, and the filters that no control shows."""
-        place = f" in {html.name(self.title, 200)}" if self.title else ""
+        place = f" in {html.name(self.title, longest=200)}" if self.title else ""
         over = f'<span class="dsx-dim"> – {self._summed_over}</span>'
         more = f"{self._filters_without_list()}{self._picks()}{self._unknown_module()}"
         return f"<span>{self.summary}{place}</span>{over}{more}"
@@ -96,7 +96,7 @@ class SelectedEvents:
         """Return the filters that the lists cannot show: several values, or a value that is not in the trace."""
         listed = menu_indices(self.codes, self.selection.filters)
         named = [
-            f"{name} {' or '.join(html.name(value, 40) for value in several(wanted)[:6])}"
+            f"{name} {' or '.join(html.name(value, longest=40) for value in several(wanted)[:6])}"
             for name, wanted in self.selection.filters.facets.items()
             if name not in listed
         ]
@@ -104,7 +104,7 @@ class SelectedEvents:
 
     def _picks(self) -> str:
         """Return the selections made in other parts, each with a button that drops it."""
-        named = [(part, html.escape(pick.title, 120)) for part, pick in self.selection.filters.picks.items()]
+        named = [(part, html.escape(pick.title, longest=120)) for part, pick in self.selection.filters.picks.items()]
         return "".join(
             f'<span class="dsx-dim"> – only {title}</span>'
             f'<button class="dsx-drop" data-drop="{part}" aria-label="drop: {title}">drop</button>'
@@ -114,11 +114,11 @@ class SelectedEvents:
     def _unknown_module(self) -> str:
         if self.filtered.is_known:
             return ""
-        pattern = html.name(self.selection.filters.module, 80)
+        pattern = html.name(self.selection.filters.module, longest=80)
         return f'<span class="dsx-dim"> – no module is called {pattern}; * stands for any text, as in *.mlp</span>'
 
     def _collectives(self, mask: Mask) -> str:
-        title = f"<p><b>{html.name(self.title, 400)}</b></p>"
+        title = f"<p><b>{html.name(self.title, longest=400)}</b></p>"
         kinds, every = self.codes.collectives(mask, MOST_TABLE_ROWS)
         body = collectives_html(kinds, every, self.codes.column) if every else '<p class="dim">nothing sent</p>'
         if self.selection.mark is not None:

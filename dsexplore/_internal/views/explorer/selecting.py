@@ -107,7 +107,7 @@ class Selecting:
         elif hit.kind == PARAMETER:
             self.parameter(hit.name)
         elif hit.kind == SOURCE:
-            title = html.plain(hit.text, 80)
+            title = html.plain(hit.text, longest=80)
             self.pick(SOURCE, Pick(self.codes.facets["source"].test(hit.name), f"line {title}"))
         else:
             self.drawing.widget.chosen = {**self.drawing.widget.chosen, hit.kind: hit.index}
@@ -127,7 +127,7 @@ class Selecting:
         """Show only the events of a finding; replaces all filters."""
         finding = self.headline.findings[number]
         if len(finding.rows):
-            title = f"finding {number + 1}: {html.plain(finding.module, 80)}"
+            title = f"finding {number + 1}: {html.plain(finding.module, longest=80)}"
             self._only(FINDINGS, Pick.of_rows(len(self.codes), finding.rows, title))
 
     def sentence(self, number: int) -> None:

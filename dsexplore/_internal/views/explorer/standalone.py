@@ -28,7 +28,7 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import MOST_LANES, Coded
 from dsexplore._internal.views.timeline.drawn_skew import DrawnSkew
 from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS, colors_of
-from dsexplore._internal.views.timeline.timeline_text import AXES, whole
+from dsexplore._internal.views.timeline.timeline_text import LEFT_TO_RIGHT, whole
 from dsexplore._internal.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore._internal.views.trace.event_codes import SAME_COLLECTIVE, EventCodes
 from dsexplore._internal.views.trace.event_lines import EventLines, event_lines
@@ -92,7 +92,10 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
         "headline": live_headline(headline, codes.tree.axes, prediction, with_findings=True),
     }
     sentences = [
-        {"text": html.plain(sentence.text, 200), "rows": _packed(np.asarray(list(sentence.rows), np.int32), "i4")}
+        {
+            "text": html.plain(sentence.text, longest=200),
+            "rows": _packed(np.asarray(list(sentence.rows), np.int32), "i4"),
+        }
         for sentence in headline.sentences
     ]
     events = {
@@ -152,11 +155,11 @@ def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
     """Return names, colors and texts of the timeline."""
     apart = f", {codes.apart} included" if codes.apart else ""
     return {
-        "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
+        "names": [html.plain(lane, longest=80) for lane in timeline.lanes[:MOST_LANES]],
         "marks": [color.listed for color in colors_of(timeline)],
         "skew": [color.listed for color in (WAITS, LATE)],
         "timed": timeline.order == "measured",
-        "axis": f"left to right: {AXES[timeline.order]}",
+        "axis": f"left to right: {LEFT_TO_RIGHT[timeline.order]}",
         "title": whole(timeline),
         "over": summed_over(codes.tables) + apart,
         "outside": OUTSIDE,
@@ -192,9 +195,9 @@ def _lines(kinds: EventLines) -> list[list[Any]]:
     return [
         [
             html.printable(row["op"]),
-            html.plain(row["axis"], 40),
+            html.plain(row["axis"], longest=40),
             row["phase"],
-            html.plain(tensor_text(row), 48),
+            html.plain(tensor_text(row), longest=48),
             html.plain(row["cause"]),
             html.plain(row["source"].partition(" ← ")[0]),
             bool(row["implicit"]),
@@ -216,8 +219,8 @@ def _parameters(codes: EventCodes) -> dict[str, list[list[Any]]]:
             str(list(row["global_shape"] or ())),
             str(list(row["local_shape"] or ())),
             row["dtype"],
-            html.plain(row["placements"] or "plain tensor", 60),
-            html.plain(row["mesh"] or "–", 40),
+            html.plain(row["placements"] or "plain tensor", longest=60),
+            html.plain(row["mesh"] or "–", longest=40),
             row["local_bytes"],
         ]
         by_row.setdefault(str(at), []).append(cells)

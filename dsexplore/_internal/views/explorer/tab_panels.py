@@ -78,7 +78,7 @@ class TabPanels:
         largest = parameters.group_by("name", maintain_order=True).agg(pl.col("global_bytes").max())
         largest = largest.sort("global_bytes", descending=True, maintain_order=True).head(_MOST_PARAMETERS)
         shown = parameters.filter(pl.col("name").is_in(largest["name"].implode()))
-        where = f" of {html.name(selected.module_title, 200)}" if inside else ""
+        where = f" of {html.name(selected.module_title, longest=200)}" if inside else ""
         many = parameters["name"].n_unique()
         if not many:
             return followed or f'<p class="dim">No parameters{where} are recorded.</p>'
@@ -104,7 +104,7 @@ class TabPanels:
         try:
             predicted = self._predicted()
         except UsageError as error:
-            return f"<p>{html.prose(str(error), 600)}</p>"
+            return f"<p>{html.prose(str(error), longest=600)}</p>"
         present = predicted.cluster.name
         names = list(dict.fromkeys([present, *known_clusters()]))
         options = "".join(
@@ -131,7 +131,7 @@ def _of_modules(predicted: Prediction, selected: SelectedEvents) -> str:
     rows = predicted.by_module().filter(pl.col("module").is_in(selected.module_names))
     compute, sent, exposed = (float(rows[name].sum()) for name in ("compute", "communication", "exposed"))
     return (
-        f"<p><b>{html.name(selected.module_title, 200)}</b>: {format_seconds(compute)} of compute and "
+        f"<p><b>{html.name(selected.module_title, longest=200)}</b>: {format_seconds(compute)} of compute and "
         f"{format_seconds(sent)} of communication in a step, {format_seconds(exposed)} of it exposed.</p>"
     )
 

@@ -29,18 +29,18 @@ class HangView(View):
 
     def text(self) -> str:
         """Return the sentence, a line for each call in which ranks wait, and the notes."""
-        lines = [html.plain(self._report.verdict(), 0)]
+        lines = [html.plain(self._report.verdict(), longest=0)]
         lines += [f"  {_wait_text(ranks, row)}" for ranks, row in self._waits[:_MOST_ROWS]]
         if len(self._waits) > _MOST_ROWS:
             lines.append(f"  … and {len(self._waits) - _MOST_ROWS} more calls: see waiting")
-        lines += [f"note: {html.plain(note, 0)}" for note in self._report.notes]
+        lines += [f"note: {html.plain(note, longest=0)}" for note in self._report.notes]
         return "\n".join(lines)
 
     def html(self, most: int = _MOST_ROWS) -> str:
         """Return the content of `text` with tables, plus the ranks' stacks in collapsed sections."""
         report = self._report
         said = report.conclusion[:1].upper() + report.conclusion[1:]
-        parts = [f"<p>{_headline(report)}</p>{html.verdict(said, 0)}"]
+        parts = [f"<p>{_headline(report)}</p>{html.verdict(said, longest=0)}"]
         if self._waits:
             parts.append(_waiting_table(self._waits[:most], report, hidden=len(self._waits) - most))
         parts += _mismatches(report)
@@ -85,7 +85,9 @@ def _wait_text(ranks: Sequence[int], row: Row) -> str:
     whom = f" for {format_ranks(row['waits_for'])}" if row["waits_for"] else ""
     verb = "waited" if row["state"] == "failed" else "waits" if len(ranks) == 1 else "wait"
     where = f"collective {row['number']} of group {row['group']}"
-    return html.plain(f"{format_ranks(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", 0)
+    return html.plain(
+        f"{format_ranks(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", longest=0
+    )
 
 
 def _waiting_table(waits: Sequence[tuple[list[int], Row]], report: HangReport, hidden: int) -> str:
@@ -108,7 +110,7 @@ def _awaited(ranks: Sequence[int]) -> str:
 
 
 def _stack(rank: int, stack: str) -> str:
-    return html.details(f"rank {rank}: where it was", f'<pre class="mono">{html.escape(stack, 0)}</pre>')
+    return html.details(f"rank {rank}: where it was", f'<pre class="mono">{html.escape(stack, longest=0)}</pre>')
 
 
 def _mismatches(report: HangReport) -> list[str]:

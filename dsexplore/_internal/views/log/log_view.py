@@ -103,13 +103,13 @@ def _time(title: str, name: str) -> Column:
 
 _WAITING = (
     Column(WAITING_HEAD[0], lambda line: waiting_cells(line)[0]),
-    text(WAITING_HEAD[1], lambda line: html.escape(waiting_cells(line)[1], 200)),
+    text(WAITING_HEAD[1], lambda line: html.escape(waiting_cells(line)[1], longest=200)),
 )
 
 
 def _label(line: Line) -> str:
     size = format_bytes(line.message_bytes)
-    return html.escape(f"{shown_name(line)} · group {line.group.name} ({line.group.size}) · {size}", 60)
+    return html.escape(f"{shown_name(line)} · group {line.group.name} ({line.group.size}) · {size}", longest=60)
 
 
 def _time_figure(lines: list[Line]) -> Any:
@@ -150,7 +150,7 @@ def _bandwidth_figure(lines: list[Line]) -> Any:
             mode="lines+markers",
             marker={"color": mark.color, "symbol": mark.symbol},
             line={"dash": DASHES[groups.index((group, size)) % len(DASHES)]},
-            name=html.escape(f"{op} · group {group} ({size})", 40),
+            name=html.escape(f"{op} · group {group} ({size})", longest=40),
             hovertemplate="%{x} B: %{y:.3g} GB/s<extra></extra>",
         )
     figure.update_xaxes(type="log", title="message size S, bytes")

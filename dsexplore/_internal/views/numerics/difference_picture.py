@@ -42,11 +42,11 @@ def difference_picture(shown: DifferenceMap, where: str) -> str:
     spoken = f"Where the tensor of shape {list(shown.shape)} differs"
     return (
         f'<div class="dif-row"><div class="dif" style="height:{height}px" role="img" '
-        f'aria-label="{html.escape(spoken, 0)}">'
+        f'aria-label="{html.escape(spoken, longest=0)}">'
         f'<svg viewBox="0 0 {columns} {rows}" preserveAspectRatio="none" aria-hidden="true">{paths}</svg>'
         f"{_outlines(shown, rows, columns)}</div>"
-        f'<div class="dif-text"><p><b>Where {html.escape(where, 0)}</b></p>'
-        f'<p class="dim">{html.escape(_axes(shown), 0)}</p><p>{_key()}</p></div></div>'
+        f'<div class="dif-text"><p><b>Where {html.escape(where, longest=0)}</b></p>'
+        f'<p class="dim">{html.escape(_axes(shown), longest=0)}</p><p>{_key()}</p></div></div>'
     )
 
 
@@ -77,9 +77,9 @@ def _outlines(shown: DifferenceMap, rows: int, columns: int) -> str:
         ranks = format_ranks(block.ranks)
         left, width = (100 * edge / columns for edge in (block.columns[0], block.columns[1] - block.columns[0]))
         top, high = (100 * edge / rows for edge in (block.rows[0], block.rows[1] - block.rows[0]))
-        label = f"<span>{html.escape(ranks, 0)}</span>" if len(shown.blocks) <= _MOST_LABELS else ""
+        label = f"<span>{html.escape(ranks, longest=0)}</span>" if len(shown.blocks) <= _MOST_LABELS else ""
         parts.append(
-            f'<i title="{html.escape(ranks, 0)}" style="left:{left:.4g}%;top:{top:.4g}%;width:{width:.4g}%;'
+            f'<i title="{html.escape(ranks, longest=0)}" style="left:{left:.4g}%;top:{top:.4g}%;width:{width:.4g}%;'
             f'height:{high:.4g}%">{label}</i>'
         )
     return "".join(parts)
@@ -97,6 +97,7 @@ def _axes(shown: DifferenceMap) -> str:
 
 def _key() -> str:
     return "".join(
-        f'<span class="dif-label"><i class="dif-key" style="opacity:{opacity:g}"></i>{html.escape(label, 0)}</span>'
+        f'<span class="dif-label"><i class="dif-key" style="opacity:{opacity:g}"></i>'
+        f"{html.escape(label, longest=0)}</span>"
         for _, label, opacity in LEVELS
     )

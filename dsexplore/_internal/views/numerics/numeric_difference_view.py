@@ -26,7 +26,7 @@ class NumericDifferenceView(View):
 
     def text(self) -> str:
         """Return the lines of the difference."""
-        return html.plain(str(self._difference), 0)
+        return html.plain(str(self._difference), longest=0)
 
     def html(self) -> str:
         """Return the sentence, and a table of the first tensors that differ."""
@@ -39,7 +39,7 @@ class NumericDifferenceView(View):
             Column("norm in A", lambda row: f"{row['norm_before']:.4g}"),
             Column("norm in B", lambda row: f"{row['norm_after']:.4g}"),
         )
-        parts = [f"<p><b>{html.escape(self._difference, 0)}</b></p>"]
+        parts = [f"<p><b>{html.escape(self._difference, longest=0)}</b></p>"]
         if self._rows.height:
             rows, hidden = self._rows.head(_MOST_ROWS).iter_rows(named=True), self._rows.height - _MOST_ROWS
             parts.append(table(columns, rows, hidden=hidden, more="more: see to_frame()"))

@@ -68,16 +68,16 @@ class NumericsView(View):
     def text(self) -> str:
         """Return the sentence, a line for each of the first tensors that differ, and the notes."""
         report = self._report
-        lines = [html.plain(report.verdict(), 0)]
+        lines = [html.plain(report.verdict(), longest=0)]
         wrong = report.tensors.filter(~pl.col("same") & (pl.col("step") == self._step))
         for row in wrong.head(_MOST_LINES).iter_rows(named=True):
             where = row["name"] if row["phase"] in ("gradient", "optimizer") else row["module"] or report.model
             ranks = format_ranks(row["ranks"])
             line = f"{row['phase']} of {where}: {_number(row['error'])} on {ranks}"
-            lines.append(f"  {html.plain(line, 0)}")
+            lines.append(f"  {html.plain(line, longest=0)}")
         if wrong.height > _MOST_LINES:
             lines.append(f"  … and {wrong.height - _MOST_LINES:,} more tensors: see to_frame()")
-        lines += [f"note: {html.plain(note, 0)}" for note in report.notes]
+        lines += [f"note: {html.plain(note, longest=0)}" for note in report.notes]
         return "\n".join(lines)
 
     def html(self) -> str:
@@ -87,7 +87,7 @@ class NumericsView(View):
         verdict, _, rest = report.verdict().partition(" (" if report.same else ". ")
         parts = [html.notes([what])]
         parts.append(html.verdict(f"{verdict}."))
-        parts.append(f"<p>{html.escape(rest, 0)}</p>" if rest and not report.same else "")
+        parts.append(f"<p>{html.escape(rest, longest=0)}</p>" if rest and not report.same else "")
         parts.append(self._ranks())
         if report.difference is not None and report.phase is not None:
             name = report.parameter or ("parameters" if report.phase in ("gradient", "optimizer") else "output")
@@ -128,7 +128,7 @@ class NumericsView(View):
         look = "num-track" + " num-inside" * is_inside + " num-here" * is_here
         title = _spoken(cell, f"{phase}, largest inside" if is_inside else phase)
         band = "rounding" if node is self._tree and phase == self._first_phase else ""
-        return f'<span class="{look}" title="{html.escape(title, 0)}">{_track(cell, band)}</span>'
+        return f'<span class="{look}" title="{html.escape(title, longest=0)}">{_track(cell, band)}</span>'
 
     @property
     def _first_phase(self) -> str:

@@ -30,7 +30,7 @@ _AFTER_UNDERSCORES = re.compile(r"(?<=\w)_(?=\w)")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
-def escape(text: object, longest: int = LONGEST_NAME) -> str:
+def escape(text: object, *, longest: int = LONGEST_NAME) -> str:
     """Return text that is safe inside an element or a quoted attribute; control characters become ``�``.
 
     Args:
@@ -49,14 +49,14 @@ def _shortened(text: object, longest: int) -> str:
     return f"{whole[:head]}…{whole[len(whole) - (longest - head - 1) :]}"
 
 
-def prose(text: object, longest: int) -> str:
+def prose(text: object, *, longest: int) -> str:
     """Return an escaped sentence that may break into lines inside its names, for a narrow column. The longest
     unbreakable piece sets the minimal width of the column.
 
     Line breaks are allowed after dots, slashes and opening brackets, in very long names also at capitals and after
     underscores, but not between a module and its number, nor between a number and its percent sign.
     """
-    broken = _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest)))
+    broken = _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest=longest)))
     humped = _LONG_WORD.sub(lambda word: _HUMP.sub("<wbr>", word[0]), broken)
     return _LONG_NAME.sub(lambda name: _AFTER_UNDERSCORES.sub("_<wbr>", name[0]), humped)
 
@@ -66,19 +66,19 @@ def unparted(text: str) -> str:
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def name(text: object, longest: int = LONGEST_NAME) -> str:
+def name(text: object, *, longest: int = LONGEST_NAME) -> str:
     """Return an escaped name in ``<bdi>``, so that its writing direction does not affect the text next to it."""
-    return f"<bdi>{escape(text, longest)}</bdi>"
+    return f"<bdi>{escape(text, longest=longest)}</bdi>"
 
 
-def verdict(text: str, longest: int = 600, more: str = "") -> str:
+def verdict(text: str, *, longest: int = 600, more: str = "") -> str:
     """Return the sentence that a view concludes with, as its title; ``more``: HTML after it, such as a link."""
-    return f'<p class="verdict">{prose(text, longest)}{more}</p>'
+    return f'<p class="verdict">{prose(text, longest=longest)}{more}</p>'
 
 
 def conclusion(what: str, tag: str, sentence: str) -> str:
     """Return the head of a view: what it is of, how its numbers came about, ``"measured"``, and its verdict."""
-    return f'<p>{prose(what, 300)} <span class="tag">{tag}</span></p>{verdict(sentence)}'
+    return f'<p>{prose(what, longest=300)} <span class="tag">{tag}</span></p>{verdict(sentence)}'
 
 
 def details(title: str, body: str, opened: bool = False) -> str:
@@ -93,9 +93,9 @@ def note(text: str) -> str:
     return f'<p class="dim">{text}</p>' if text else ""
 
 
-def notes(lines: Iterable[str], longest: int = 0) -> str:
+def notes(lines: Iterable[str], *, longest: int = 0) -> str:
     """Return a muted paragraph of each line, escaped and shortened to ``longest`` characters, 0 for any length."""
-    return "".join(note(escape(line, longest)) for line in lines)
+    return "".join(note(escape(line, longest=longest)) for line in lines)
 
 
 def how(text: str) -> str:
@@ -103,9 +103,9 @@ def how(text: str) -> str:
     return f'<details class="how"><summary title="How to read it">?</summary><p class="dim">{text}</p></details>'
 
 
-def sentences(lines: Iterable[str], longest: int = 300) -> str:
+def sentences(lines: Iterable[str], *, longest: int = 300) -> str:
     """Return a paragraph of each sentence."""
-    return "".join(f"<p>{prose(line, longest)}</p>" for line in lines)
+    return "".join(f"<p>{prose(line, longest=longest)}</p>" for line in lines)
 
 
 RANKS_STYLE = f"""
@@ -129,19 +129,19 @@ def rank_boxes(ranks: Sequence[int], marked: Collection[int], most: int = 64) ->
     return f'<span class="rank-boxes">{boxes}</span>' + (f" and {hidden:,} more" if hidden else "")
 
 
-def axis_key(axis: str, longest: int = LONGEST_NAME) -> str:
+def axis_key(axis: str, *, longest: int = LONGEST_NAME) -> str:
     """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
     letters = theme.axis_mark(axis).letter
     swatch = f'<span class="key a{theme.axis_number(axis)}">{escape(letters)}</span>'
-    return swatch if letters == axis else f"{swatch} {parted(axis, longest)}"
+    return swatch if letters == axis else f"{swatch} {parted(axis, longest=longest)}"
 
 
-def parted(text: object, longest: int = LONGEST_NAME) -> str:
+def parted(text: object, *, longest: int = LONGEST_NAME) -> str:
     """Return a `name` that may break into lines where `prose` does and after every underscore."""
-    return f"<bdi>{_AFTER_UNDERSCORES.sub('_<wbr>', prose(text, longest))}</bdi>"
+    return f"<bdi>{_AFTER_UNDERSCORES.sub('_<wbr>', prose(text, longest=longest))}</bdi>"
 
 
-def plain(text: object, longest: int = LONGEST_NAME) -> str:
+def plain(text: object, *, longest: int = LONGEST_NAME) -> str:
     """Return a name for ``text/plain``: on one line, without control characters, shortened as in `escape`."""
     return _shortened(" ".join(str(text).split()), longest)
 

@@ -203,7 +203,7 @@ def _labels(labeled: Sequence[_Point], along: _Scale, down: _Scale, left: float,
         x, y = along.at(point.x), down.at(point.y)
         pixel, leftward = between * x / 100, not at_ends and x > 50
         longest = int((pixel + left if leftward else between - pixel + right) / _LETTER) - 1
-        text = html.plain(point.label, min(max(longest, 8), 30))
+        text = html.plain(point.label, longest=min(max(longest, 8), 30))
         wide = _LETTER * len(text)
         begin = pixel - 8 - wide if leftward else pixel + 8
         place = min(y, max(0, room + _LINE * number)) if at_ends else y
@@ -261,7 +261,7 @@ def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     color = html.escape(_color(trace))
     box = f'x="{-_RANGE / 2:g}" y="{top:g}" width="{_RANGE}" height="{low - top:g}"'
     bar = f'<rect {box} fill="{color}"/>' if point.low < point.high else ""
-    drawn = bar + _symbol(trace, 0, y, html.escape(point.tooltip, 0))
+    drawn = bar + _symbol(trace, 0, y, html.escape(point.tooltip, longest=0))
     return f'<svg x="{along.at(point.x)}%">{drawn}</svg>' if drawn else ""
 
 
@@ -377,7 +377,7 @@ def _bars(figure: Any, traces: Sequence[Any]) -> str:
             said = html.escape(f"{name}: {trace.x[at]:.4g}" + (f", {_text(trace.name)}" if trace.name else ""))
             look = f"width:{100 * trace.x[at] / most:.4g}%;background:{html.escape(color)}"
             parts += f'<span style="{look}" title="{said}"></span>' if trace.x[at] else ""
-        label = html.prose(html.plain(name, _LONGEST_LABEL), _LONGEST_LABEL)
+        label = html.prose(html.plain(name, longest=_LONGEST_LABEL), longest=_LONGEST_LABEL)
         drawn += f'<span>{label}</span> <div class="bar">{parts}</div> <span>{html.escape(text)}</span> '
     title = f"{_text(figure.layout.xaxis.title.text)}; the longest bar has {_number(max(sums))}"
     return f'<div class="still-bars">{drawn}</div><p class="dim">{html.escape(title)}</p>'

@@ -58,15 +58,15 @@ def history_html(history: ParameterHistory) -> str:
         Column("", lambda moment: str(moment["number"])),
         text("what", lambda moment: moment["what"]),
         text("phase", lambda moment: html.escape(moment["phase"])),
-        text("op", lambda moment: html.name(moment["op"] or "–", 40)),
-        text("axis", lambda moment: html.name(moment["axis"] or "–", 40)),
+        text("op", lambda moment: html.name(moment["op"] or "–", longest=40)),
+        text("axis", lambda moment: html.name(moment["axis"] or "–", longest=40)),
         Column(f"{history.sizes} bytes", lambda moment: "–" if moment[sizes] is None else format_bytes(moment[sizes])),
-        prose("why", lambda moment: html.parted(_why(moment) or "–", 90)),
-        prose("source", lambda moment: html.parted(moment["source"] or "–", 90)),
+        prose("why", lambda moment: html.parted(_why(moment) or "–", longest=90)),
+        prose("source", lambda moment: html.parted(moment["source"] or "–", longest=90)),
     )
     moments = history.moments.with_row_index("number", 1)
     drawn = table(columns, moments.iter_rows(named=True)) if len(history.trace) else ""
-    head = f"<p>{html.prose(_where(history), 400)}</p>{html.verdict(history.verdict())}"
+    head = f"<p>{html.prose(_where(history), longest=400)}</p>{html.verdict(history.verdict())}"
     return f"{head}{drawn}{html.notes([_note(history)])}"
 
 
@@ -89,7 +89,7 @@ def _where(history: ParameterHistory) -> str:
     held = f"{format_bytes(row['local_bytes'])} of {format_bytes(row['global_bytes'])} on each rank"
     how = f"{readable(row['placements'])} on {row['mesh']}" if row["mesh"] else "a plain tensor, whole on each rank"
     unit = f"; FSDP gathers it with {history.unit}" if history.unit else ""
-    return html.plain(f"{history.name}: {shape}, {row['dtype']}, {how}: {held}{unit}", 400)
+    return html.plain(f"{history.name}: {shape}, {row['dtype']}, {how}: {held}{unit}", longest=400)
 
 
 def moment_lines(history: ParameterHistory) -> list[str]:
@@ -103,7 +103,7 @@ def moment_lines(history: ParameterHistory) -> list[str]:
             text += (
                 f": {moment['op']}{over}, {format_bytes(moment[f'{history.sizes}_bytes'])}{f' ({why})' if why else ''}"
             )
-        lines.append(html.plain(text + (f", {moment['source']}" if moment["source"] else ""), 240))
+        lines.append(html.plain(text + (f", {moment['source']}" if moment["source"] else ""), longest=240))
     return lines
 
 

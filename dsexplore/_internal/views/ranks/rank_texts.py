@@ -47,8 +47,8 @@ def as_html(texts: Mapping[int, RankText]) -> str:
 
 
 def _fold(ranks: tuple[int, ...], text: RankText, opened: bool) -> str:
-    printed = f"<pre>{html.escape(shortened(text.output.rstrip()), 0)}</pre>" if text.output.strip() else ""
-    value = f'<pre class="value">{html.escape(shortened(text.value), 0)}</pre>' if text.value else ""
+    printed = f"<pre>{html.escape(shortened(text.output.rstrip()), longest=0)}</pre>" if text.output.strip() else ""
+    value = f'<pre class="value">{html.escape(shortened(text.value), longest=0)}</pre>' if text.value else ""
     state = " open" if opened else ""
     return f"<details{state}><summary>{format_ranks(ranks)}</summary>{printed}{value}</details>"
 

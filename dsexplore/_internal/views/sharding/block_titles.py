@@ -102,7 +102,7 @@ class Titles:
         lines += [f"dim {dim}: {ranges_text(part)}" for dim, part in enumerate(ranges)]
         nbytes = math.prod(sizes) * self.tensor.dtype.itemsize
         lines.append(format_bytes(nbytes) if block.folded > 1 else f"{format_bytes(nbytes)} on each rank")
-        return [html.escape(line, 400) for line in lines]
+        return [html.escape(line, longest=400) for line in lines]
 
     def _held(self, coordinates: Sequence[int]) -> tuple[list[int], list[list[Range]]]:
         """Return length and ranges per dim of the shard at these coordinates on the tensor's axes."""
@@ -202,7 +202,9 @@ def _fitting(texts: Sequence[str], pixels: float) -> str:
 def _bracket(kind: str, text: str, start: float, length: float, side: Side, inwards: float) -> str:
     left, top = (side.left + inwards, side.top + start) if side.down else (side.left + start, side.top + inwards)
     size = f"{'height' if side.down else 'width'}:{max(length - 1, 2):.1f}px"
-    return f'<span class="{kind}" style="left:{left:.1f}px;top:{top:.1f}px;{size}">{html.escape(text, 40)}</span> '
+    return (
+        f'<span class="{kind}" style="left:{left:.1f}px;top:{top:.1f}px;{size}">{html.escape(text, longest=40)}</span> '
+    )
 
 
 def cut_lines(cuts: Sequence[AxisCuts], side: Side) -> str:

@@ -104,7 +104,7 @@ def text_lines(shown: Sharding) -> list[str]:
     for kind in kinds[:8]:
         times = f" ×{len(kind.tensors)}" if len(kind.tensors) > 1 else ""
         placements = ", ".join(map(str, kind.first.placements)) or "plain"
-        lines.append(f"  {html.plain(kind.name, 48)}{times}  {shape_text(kind.first.shape)}  {placements}")
+        lines.append(f"  {html.plain(kind.name, longest=48)}{times}  {shape_text(kind.first.shape)}  {placements}")
     return lines + ([f"  … and {len(kinds) - 8} more kinds"] if len(kinds) > 8 else [])
 
 
@@ -123,7 +123,7 @@ def _memory_html(shown: Sharding) -> str:
         Column("total", lambda group: format_bytes(sum(group.value))),
     )
     drawn = table(columns, groups[:MOST_GROUPS])
-    return f"<h2>Memory by rank</h2>{html.note(key)}{drawn}{html.note(more + html.escape(assumed, 0))}"
+    return f"<h2>Memory by rank</h2>{html.note(key)}{drawn}{html.note(more + html.escape(assumed, longest=0))}"
 
 
 def _bytes_column(number: int, part: str) -> Column:
@@ -162,7 +162,7 @@ def _line_html(drawn_mesh: DrawnMesh, kind: ParameterKind, blocks: int, drawn: b
     if not drawn:
         return f'<div class="line{empty}">{line}</div>'
     also = (
-        f'<p class="dim">The same tensor as {html.name(", ".join(tensor.also), 300)}; counted once.</p>'
+        f'<p class="dim">The same tensor as {html.name(", ".join(tensor.also), longest=300)}; counted once.</p>'
         if tensor.also
         else ""
     )
@@ -182,7 +182,7 @@ def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, drawn: bool) -> str:
     times = f' <span class="times">×{len(kind.tensors)}</span>' if len(kind.tensors) > 1 else ""
     frozen = "" if tensor.requires_grad else ' <span class="times">frozen</span>'
     placed = "".join(
-        f"<span>{swatch(placement, axis_class(axis.name))} {html.name(axis.name, 24)}</span> "
+        f"<span>{swatch(placement, axis_class(axis.name))} {html.name(axis.name, longest=24)}</span> "
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     )
     nothing = drawn_mesh.without(tensor)

@@ -72,7 +72,7 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
 def axis_key(drawn_mesh: DrawnMesh) -> str:
     """Return the names of the mesh's axes in their colors."""
     return " ".join(
-        f'<span class="axis {axis_class(name)}">{html.name(name, 30)} {size:,}</span>'
+        f'<span class="axis {axis_class(name)}">{html.name(name, longest=30)} {size:,}</span>'
         for name, size in zip(drawn_mesh.mesh.axes, drawn_mesh.mesh.shape, strict=True)
     )
 
@@ -90,10 +90,10 @@ def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> s
         where = ", ".join(place_text(axis, (place, place + 1)) for axis, place in zip(axes, at, strict=True))
         mark, text = (" o", "∅ ") if index in nothing else ("", "")
         cells.append(
-            f'<label class="h{index}{mark}" title="{html.escape(where, 120)}">'
+            f'<label class="h{index}{mark}" title="{html.escape(where, longest=120)}">'
             f'<input type="radio" name="rank" class="h{index}">{text}{sample.numbers[index]}</label>'
         )
-    head = f"<b>{html.escape(named, 60)}</b>" if named else ""
+    head = f"<b>{html.escape(named, longest=60)}</b>" if named else ""
     return f"<div>{head}{''.join(cells)}</div>"
 
 
@@ -188,7 +188,7 @@ def axis_table(tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
         return f"<p>{swatch(None)} no placements: each of {drawn_mesh.mesh.size:,} ranks has a whole one of its own</p>"
     rows = zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
     columns = (
-        text("axis", lambda row: html.name(row[0].name, 48)),
+        text("axis", lambda row: html.name(row[0].name, longest=48)),
         Column("ranks", lambda row: f"{row[0].size:,}"),
         text("placement", lambda row: swatch(row[1], axis_class(row[0].name))),
         prose("what it does", lambda row: html.escape(row[2])),

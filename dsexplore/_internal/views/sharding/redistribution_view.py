@@ -52,7 +52,7 @@ class RedistributionView(View):
         both = Sharding(shown.name, shown.mesh, [shown.before, shown.after])
         drawn_mesh = DrawnMesh(both)
         body = (
-            f"<p><b>Redistribute</b> {html.escape(_what(shown), 0)}</p>"
+            f"<p><b>Redistribute</b> {html.escape(_what(shown), longest=0)}</p>"
             + html.verdict(shown.verdict())
             + rank_grid.rank_grid(drawn_mesh, both.tensors)
             + f'<div class="way">{_part("before", shown.before, drawn_mesh)}{_steps(shown, drawn_mesh)}'
@@ -72,7 +72,7 @@ def _what(shown: Redistribution) -> str:
 
 
 def _line(step: Step) -> str:
-    change = f"{html.plain(step.axis, 30)}: {step.before}→{step.after}"
+    change = f"{html.plain(step.axis, longest=30)}: {step.before}→{step.after}"
     if not step.op:
         return f"{change}, each of {step.ranks:,} ranks cuts what it has, nothing is sent"
     sizes = f"{format_bytes(step.message_bytes)} message, {format_bytes(step.wire_bytes)} on the wire"
@@ -85,7 +85,7 @@ def _part(title: str, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     ]
     said = "; ".join(
-        f"{swatch} {html.name(axis.name, 30)}: {html.escape(meaning)}"
+        f"{swatch} {html.name(axis.name, longest=30)}: {html.escape(meaning)}"
         for swatch, axis, meaning in zip(swatches, tensor.axes, meanings(tensor), strict=True)
     )
     picture = shard_picture.picture_html(tensor, drawn_mesh, _BLOCKS, with_zoom=False)
@@ -98,7 +98,10 @@ def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
         return ""
     columns = (
         Column("step", lambda row: str(row[0])),
-        text("axis", lambda row: f'<span class="axis {axis_class(row[1].axis)}">{html.name(row[1].axis, 30)}</span>'),
+        text(
+            "axis",
+            lambda row: f'<span class="axis {axis_class(row[1].axis)}">{html.name(row[1].axis, longest=30)}</span>',
+        ),
         Column("ranks", lambda row: f"{row[1].ranks:,}"),
         text("change", lambda row: f"<code>{row[1].before}</code> → <code>{row[1].after}</code>"),
         text("collective", lambda row: html.name(row[1].op) if row[1].op else "each rank cuts what it has"),

@@ -71,8 +71,8 @@ class PanelDrawing:
         lens = self._lens(window) + self._rank_shards() if window is not None else ""
         inside = self._blocks() + self._cut_lines() + over + lens
         return (
-            f'<div class="pic" role="img" aria-label="{html.escape(self._spoken(), 0)}" style="{room}">'
-            + (f'<span class="t" style="left:{left:.0f}px;top:0">{html.escape(self._head(), 0)}</span> ')
+            f'<div class="pic" role="img" aria-label="{html.escape(self._spoken(), longest=0)}" style="{room}">'
+            + (f'<span class="t" style="left:{left:.0f}px;top:0">{html.escape(self._head(), longest=0)}</span> ')
             + self._brackets(left, top)
             + self._ticks(left, top)
             + f'{behind}<div class="front" style="left:{left:.0f}px;top:{top:.0f}px;{size}">{inside}</div>{empty}</div>'
@@ -206,7 +206,9 @@ class PanelDrawing:
             return ""
         lit = lit_classes(self.titles.drawn_mesh.sample.empty(self.tensor))
         text = f"∅ {group.count:,} rank{'s hold' if group.count != 1 else ' holds'} nothing: {group.ranks}"
-        return f'<div class="none {lit}" style="left:{left:.0f}px;top:{top:.0f}px">{html.escape(text, 50)}</div>'
+        return (
+            f'<div class="none {lit}" style="left:{left:.0f}px;top:{top:.0f}px">{html.escape(text, longest=50)}</div>'
+        )
 
     def _ticks(self, left: float, top: float) -> str:
         texts = []

@@ -38,7 +38,7 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
         try:
             at = shown.mesh.coordinates(rank.value)
         except UsageError as error:
-            picture.value = f'<div role="status">{html.escape(error, 300)}</div>'
+            picture.value = f'<div role="status">{html.escape(error, longest=300)}</div>'
             return
         box.held = chosen().ranges(at)
         picture.value = _drawn(drawn_mesh, chosen(), rank.value, at)
@@ -63,12 +63,12 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
 def _drawn(drawn_mesh: DrawnMesh, tensor: PlacedTensor, rank: int, at: tuple[int, ...]) -> str:
     """Return what the rank holds in words, the part of each axis, and the picture, zoomed if shards are folded."""
     axes = zip(drawn_mesh.mesh.axes, at, strict=True)
-    where = ", ".join(f"{html.name(axis, 30)} {place}" for axis, place in axes)
+    where = ", ".join(f"{html.name(axis, longest=30)} {place}" for axis, place in axes)
     ranges = tensor.ranges(at)
     size = tensor.dtype.itemsize
     for dim in ranges:
         size *= sum(stop - start for start, stop in dim)
-    held = f"holds {html.escape(index_text(ranges), 200)} of {html.name(tensor.name)}, {format_bytes(size)}"
+    held = f"holds {html.escape(index_text(ranges), longest=200)} of {html.name(tensor.name)}, {format_bytes(size)}"
     said = f'<p role="status"><b>rank {rank:,}</b> ({where}) {held if size else "holds nothing of it"}</p>'
     body = axis_table(tensor, drawn_mesh) + picture_html(tensor, drawn_mesh, around=(rank, at))
     return html.fragment(said + body, STYLE + _MINE_STYLE)

@@ -75,7 +75,8 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
             hovertemplate=f"%{{y}}<br>{part}: %{{customdata}}<extra></extra>",
         )
     more = len(groups) - len(bars) if len(bars) < len(groups) else 0
-    title = f"{html.escape(shown.title, 60)} on {html.escape(shown.mesh, 60)}: memory by rank, {assumed.optimizer}"
+    what = f"{html.escape(shown.title, longest=60)} on {html.escape(shown.mesh, longest=60)}"
+    title = f"{what}: memory by rank, {assumed.optimizer}"
     figure.update_layout(
         title_text=title + (f" ({more:,} smaller groups left out)" if more > 0 else ""), legend=LEGEND_ABOVE
     )
@@ -90,7 +91,7 @@ def _bars(shown: Sharding, groups: list[RankGroup]) -> tuple[list[str], list[Ran
         ranks = {rank: group for group in groups for rank in group.numbers(shown.mesh)}
         return [f"rank {rank}" for rank in sorted(ranks)], [ranks[rank] for rank in sorted(ranks)]
     kept = groups[:MOST_BARS]
-    return [f"{html.escape(group.ranks, 40)} ({group.count:,})" for group in kept], kept
+    return [f"{html.escape(group.ranks, longest=40)} ({group.count:,})" for group in kept], kept
 
 
 def _unit(largest: int) -> tuple[str, int]:
@@ -104,7 +105,7 @@ def _shards(shown: Sharding) -> go.Figure:
         raise UsageError("figure(kind='shards') draws one tensor: name it, figure(kind='shards', tensor='…')")
     (tensor,) = shown.tensors
     placed = ", ".join(f"{axis.name} {p}" for axis, p in zip(tensor.axes, tensor.placements, strict=True)) or "plain"
-    title = f"{html.escape(tensor.name, 60)} {tensor.shape}: {html.escape(placed, 80)}"
+    title = f"{html.escape(tensor.name, longest=60)} {tensor.shape}: {html.escape(placed, longest=80)}"
     figure = go.Figure(layout={"title_text": title, "height": 200, "showlegend": False})
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False)
@@ -176,7 +177,7 @@ def _add_cuts(figure: go.Figure, tensor: PlacedTensor, drawn: Picture, frame: Fr
             across += [index, index, None] if down else [0, frame.rows, None]
     for axis, (xs, ys) in lines.items():
         line = {"color": AXES[axis_number(axis)][0], "width": 4}
-        figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=html.escape(axis, 40), hoverinfo="name")
+        figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=html.escape(axis, longest=40), hoverinfo="name")
 
 
 def _add_tint(figure: go.Figure, name: str, color: str, frame: Frame) -> None:
@@ -188,5 +189,5 @@ def _add_tint(figure: go.Figure, name: str, color: str, frame: Frame) -> None:
         fill="toself",
         fillcolor=tint(color, 0.14),
         hoverinfo="skip",
-        name=html.escape(name, 60),
+        name=html.escape(name, longest=60),
     )

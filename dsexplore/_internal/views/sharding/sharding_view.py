@@ -36,7 +36,7 @@ class ShardingView(View):
 
     def text(self) -> str:
         """Return the tensor and what each axis does to it; for a model, its largest tensors and neediest rank."""
-        shown, verdict = self._sharding, f"  {html.plain(self._sharding.verdict(), 0)}"
+        shown, verdict = self._sharding, f"  {html.plain(self._sharding.verdict(), longest=0)}"
         if len(shown) == 1:
             (tensor,) = shown.tensors
             head = f"Sharding: {_headline(shown, tensor)}"
@@ -53,16 +53,16 @@ class ShardingView(View):
         said = html.verdict(verdict) if verdict else ""
         drawn_mesh = DrawnMesh(shown)
         lit = lit_style(drawn_mesh, shown.tensors)
-        notes = html.notes(shown.notes, 600)
+        notes = html.notes(shown.notes, longest=600)
         if len(shown) == 1:
             (tensor,) = shown.tensors
-            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>{said}"
+            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), longest=0)}</p>{said}"
             body = (
                 axis_table(tensor, drawn_mesh) + rank_grid(drawn_mesh, shown.tensors) + picture_html(tensor, drawn_mesh)
             )
             style = STYLE + rank_grid_style + lit
             return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), style)
-        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), 0)}</p>{said}"
+        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), longest=0)}</p>{said}"
         style = STYLE + rank_grid_style + parameter_list.STYLE + lit
         return html.fragment(head + notes + parameter_list.model_html(drawn_mesh), style)
 
@@ -126,7 +126,7 @@ def _mesh_text(shown: Sharding) -> str:
 
 def _axis_lines(tensor: PlacedTensor) -> list[str]:
     return [
-        f"  {html.plain(axis.name, 24):<8} {placement!s:<9} {meaning}"
+        f"  {html.plain(axis.name, longest=24):<8} {placement!s:<9} {meaning}"
         for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
     ]
 

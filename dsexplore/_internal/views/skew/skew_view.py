@@ -266,7 +266,7 @@ class SkewView(View):
         lines += [f"  {self._counted}"] if self._counted else []
         more = self._ranks().height - _MOST_ROWS
         lines += [f'  {more:,} more ranks: to_frame(by="rank")'] if more > 0 else []
-        return "\n".join([*lines, *(f"note: {html.plain(note, 0)}" for note in self._notes)])
+        return "\n".join([*lines, *(f"note: {html.plain(note, longest=0)}" for note in self._notes)])
 
     def html(self) -> str:
         """Return the sentence, the drawing, and a table of the ranks that the others waited for longest."""
@@ -283,7 +283,7 @@ class SkewView(View):
         if not self._has_rows:
             return html.fragment(f"<p>{self.title}</p>{said}{notes}", STYLE)
         ranks = f"<p>{self.title}: {format_count(skew.arrivals['rank'].n_unique(), 'rank')}, measured</p>"
-        words = f'<p class="dim">{html.escape(foot(skew, window(skew, *drawn)), 600)}</p>'
+        words = f'<p class="dim">{html.escape(foot(skew, window(skew, *drawn)), longest=600)}</p>'
         return html.fragment(f"{ranks}{said}{drawing(skew, *drawn)}{self._table(rows)}{words}{notes}", STYLE)
 
     @property

@@ -138,7 +138,7 @@ def _steps(label: str, values: list[Any], steps: list[Any], write: Callable[[Any
 
 
 def _titled(figure: Any, result: SweepResult, direction: str) -> Any:
-    title = html.escape(f"{direction}: {result.disk.label}, {result.conditions.mode} mode", 120)
+    title = html.escape(f"{direction}: {result.disk.label}, {result.conditions.mode} mode", longest=120)
     margin = {"l": 90, "r": 40, "t": 80, "b": 50}
     return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
 

@@ -58,7 +58,7 @@ class SweepView(ResultView[SweepResult]):
         body.append(html.sentences(result_text.remarks(result)))
         body.append(html.details("Settings compared", _settings_table(result), opened=True))
         if result.rounds:
-            body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
+            body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), longest=0)}</pre>')
         body.append(html.details("Rates and latencies", html.sentences(result_text.rate_lines(result))))
         for direction in reversed(directions(result)):
             grid = _heat_table(result, direction)
@@ -234,5 +234,5 @@ def _conditions_table(result: SweepResult) -> str:
         "system": how.system,
         "started": how.started,
     }
-    columns = text("", lambda fact: html.escape(fact[0])), prose("", lambda fact: html.parted(fact[1], 300))
+    columns = text("", lambda fact: html.escape(fact[0])), prose("", lambda fact: html.parted(fact[1], longest=300))
     return table(columns, [fact for fact in facts.items() if fact[1]])

@@ -39,8 +39,8 @@ class DrawnSkew:
     @cached_property
     def late_by(self) -> Numbers:
         """(events + 1,) seconds by which an event of a late rank comes late; 0 for the others."""
-        late = pl.col("rank").is_in([late.rank for late in self._skew.late_ranks])
-        arrived = self._skew.arrivals.filter(COMES_LATE & late)
+        is_late = pl.col("rank").is_in([late.rank for late in self._skew.late_ranks])
+        arrived = self._skew.arrivals.filter(COMES_LATE & is_late)
         return self._of_events(arrived, arrived["late_by"])
 
     def _of_events(self, arrived: pl.DataFrame, seconds: pl.Series) -> Numbers:

@@ -27,7 +27,7 @@ class Color:
     @property
     def listed(self) -> list[str]:
         """Name, letter, color and color of the letter, as the browser takes them."""
-        return [html.plain(self.name, 36), self.letter, self.fill, self.ink]
+        return [html.plain(self.name, longest=36), self.letter, self.fill, self.ink]
 
 
 _GAPS = {WAITING: Color(WAITING, "–", theme.WAITING, "#000")}
@@ -53,15 +53,17 @@ def colors_of(timeline: Timeline) -> list[Color]:
     if len(names) > MOST_MARKS:
         names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
     fixed = {**_GAPS, **_IO} if timeline.tables.io.height else _GAPS
-    place = {name: number for number, name in enumerate(name for name in names if name not in fixed)}
+    place = {name: number for number, name in enumerate(mark for mark in names if mark not in fixed)}
     return [fixed[name] if name in fixed else _color(timeline.color_by, name, place[name]) for name in names]
 
 
 def _color(kind: str, name: str, number: int) -> Color:
     if kind == "phase":
         mark = phase_mark(name)
-        return Color(html.plain(name, 60), mark.letter, mark.color, mark.ink)
+        return Color(html.plain(name, longest=60), mark.letter, mark.color, mark.ink)
     if kind == "axis":
         mark = axis_mark(name)
-        return Color(html.plain(name, 60), html.plain(mark.letter), mark.color, mark.ink)
-    return Color(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))
+        return Color(html.plain(name, longest=60), html.plain(mark.letter), mark.color, mark.ink)
+    return Color(
+        html.plain(name, longest=60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS)
+    )

@@ -84,13 +84,13 @@ def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS)
     if others > _MOST_KEYS:
         key[_MOST_KEYS:others] = [f"and {others - _MOST_KEYS:,} more "]
     lanes = _lanes(timeline, colors, most_lanes, columns)
-    rules = html.how(f"{html.prose(axis_text(timeline), 600)}.")
+    rules = html.how(f"{html.prose(axis_text(timeline), longest=600)}.")
     return f'<div class="dim keyed">{"".join(key)}{rules}</div>{lanes}'
 
 
 def _key(color: Color) -> str:
     swatch = f'<span class="key" style="background:{color.fill};color:{color.ink}">{html.escape(color.letter)}</span>'
-    name = "" if color.letter == color.name else f" {html.escape(color.name, 30)}"
+    name = "" if color.letter == color.name else f" {html.escape(color.name, longest=30)}"
     return f'<span class="named">{swatch}{name}</span> '
 
 
@@ -100,9 +100,9 @@ def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: in
     labeled = lane_boxes.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
     totals, rows = lane_totals(timeline), []
     for number, lane in enumerate(timeline.lanes[:most_lanes]):
-        spoken = f"{html.escape(lane, 60)}: {totals.get(lane, 'nothing')}"
+        spoken = f"{html.escape(lane, longest=60)}: {totals.get(lane, 'nothing')}"
         place_of = f'style="grid-row:{number + 1}" role="img" aria-label="{spoken}"'
-        rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span> ')
+        rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, longest=60)}</span> ')
         if labeled:
             rows.append(f'<div class="l" {place_of}>{_labeled(timeline, lane_boxes, number, colors)}</div>')
         else:
@@ -125,10 +125,10 @@ def _labeled(timeline: Timeline, lane_boxes: Boxes, lane: int, colors: list[Colo
         color, span = colors[lane_boxes.mark[i]], int(lane_boxes.span[i])
         left, width = 100 * lane_boxes.begin[i], 100 * (lane_boxes.end[i] - lane_boxes.begin[i])
         look = f"left:{left:.4g}%;width:{width:.4g}%;height:{max(2, round(18 * lane_boxes.level[i]))}px"
-        label = f"<b>{html.escape(labels[span], 12)}</b>" if labels[span] else ""
+        label = f"<b>{html.escape(labels[span], longest=12)}</b>" if labels[span] else ""
         boxes_of_lane.append(
             f'<i style="{look};background:{color.fill};color:{color.ink};font-style:normal" '
-            f'title="{html.escape(names[span], 90)}">{label}</i>'
+            f'title="{html.escape(names[span], longest=90)}">{label}</i>'
         )
     return " ".join(boxes_of_lane)
 

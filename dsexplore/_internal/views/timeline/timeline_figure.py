@@ -105,7 +105,7 @@ def _texts(state: TimelineState, drawn: Boxes) -> list[str]:
     """Return the text of each box: one span, or the number of spans in a lane."""
     timeline = state.timeline
     if drawn.one_by_one:
-        return [html.escape(text, 0) for text in span_texts(timeline, drawn.span)]
+        return [html.escape(text, longest=0) for text in span_texts(timeline, drawn.span)]
     words = WORDS[timeline.sizes]
     return [
         f"{state.colors[mark].name}: {count:,} ×, {size_text(size)} {words}"

@@ -61,14 +61,14 @@ class TimelineState:
         self.colors = colors_of(timeline)
         self._skew = DrawnSkew(skew, self.spans) if skew is not None and timeline.order == "measured" else None
         self._fixed = {
-            "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:most_lanes]],
+            "lanes": [html.plain(lane, longest=80) for lane in timeline.lanes[:most_lanes]],
             "marks": [color.listed for color in self.colors],
             "skew": [color.listed for color in (WAITS, LATE)],
             "key": key_order(self.colors),
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
-            "verdict": html.plain(timeline.conclusion, 600),
+            "verdict": html.plain(timeline.conclusion, longest=600),
         }
 
     def prepare(self) -> None:
@@ -132,7 +132,7 @@ class TimelineState:
             held = (self.spans.begin < end) & (self.spans.end > begin) & (self.spans.lane == lane)
             if self.shown is not None:
                 held &= self.shown
-            name = html.plain(self.timeline.lanes[lane], 80)
+            name = html.plain(self.timeline.lanes[lane], longest=80)
             title = f"{name}, {self.range_text(begin, end)}"
         mask = self._events(held)
         return (mask, title) if mask.any() else None

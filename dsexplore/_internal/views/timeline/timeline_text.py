@@ -18,7 +18,7 @@ from dsexplore._internal.units import format_bytes, format_count, format_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import extent
 
-AXES = {
+LEFT_TO_RIGHT = {
     "measured": "measured time",
     "predicted": "predicted time",
     "program order": "program order of one rank, no time",
@@ -91,12 +91,12 @@ def axis_text(timeline: Timeline) -> str:
     tall = f"; taller is more {timeline.sizes} bytes" if sized else ""
     tall += ", in the compute stream more of the time" if timeline.has_busy_lane else ""
     note = f"; {timeline.note}" if timeline.note else ""
-    return f"left to right: {AXES[timeline.order]}{tall}{note}"
+    return f"left to right: {LEFT_TO_RIGHT[timeline.order]}{tall}{note}"
 
 
 def timeline_text(timeline: Timeline) -> str:
     """Return the timeline as text: the unit of its axis, and a line per lane."""
-    notes = [f"  {html.plain(line, 600)}" for line in timeline.lines()]
+    notes = [f"  {html.plain(line, longest=600)}" for line in timeline.lines()]
     return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
 
 
@@ -121,7 +121,7 @@ def lane_totals(timeline: Timeline) -> dict[str, str]:
 def _lane_lines(timeline: Timeline) -> list[str]:
     """Return a line per lane: number and bytes of its collectives."""
     totals = lane_totals(timeline)
-    lines = [f"{html.plain(lane, 60)}: {totals[lane]}" for lane in timeline.lanes[:_LINES]]
+    lines = [f"{html.plain(lane, longest=60)}: {totals[lane]}" for lane in timeline.lanes[:_LINES]]
     more = len(timeline.lanes) - _LINES
     return [*lines, f"… and {more:,} more lanes"] if more > 0 else lines
 
@@ -142,7 +142,7 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     columns = {name: iter(events[name].gather(with_row).to_list()) for name in _EVENT} if with_row else {}
     words, timed = WORDS[timeline.sizes], is_timed(timeline)
     messages = _messages(timeline, at)
-    plain = _once(lambda text: html.plain(text, 90))
+    plain = _once(lambda text: html.plain(text, longest=90))
     sized = _once(lambda size: f"{format_bytes(size)} {words}")
     texts = []
     for span, (name, mark, size, begin, end, row) in zip(at.tolist(), spans.iter_rows(), strict=True):
@@ -168,7 +168,7 @@ def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
     texts: dict[int, list[str]] = defaultdict(list)
     for (span, op), part in held.hstack(events).group_by("span", "op", maintain_order=True):
         verb = "sends" if op == "send" else "receives"
-        source = html.plain(part["source"][0].partition(" ← ")[0], 90)
+        source = html.plain(part["source"][0].partition(" ← ")[0], longest=90)
         texts[span] += [
             f"{verb} {format_count(part.height, 'message')}, "
             f"{format_sum(int(part['message_bytes'].sum()), part['message_bytes'].null_count())}",

@@ -191,8 +191,8 @@ class DiffRows:
         per_call = ", each" if times > 1 else ""
         columns = (
             text("", lambda change: _sign((change.bytes, change.calls), (change.bytes_after, change.calls_after))),
-            text("collective", lambda change: html.name(change.op, 60)),
-            text("axis", lambda change: html.name(change.axis or "–", 60)),
+            text("collective", lambda change: html.name(change.op, longest=60)),
+            text("axis", lambda change: html.name(change.axis or "–", longest=60)),
             text("phase", lambda change: html.escape(change.phase)),
             Column(f"count{per_call}", lambda change: _both(change.calls, change.calls_after, count_text)),
             Column(f"bytes{per_call}", lambda change: _both(change.bytes, change.bytes_after, format_bytes)),

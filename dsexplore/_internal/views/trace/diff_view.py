@@ -55,7 +55,7 @@ class TraceDiffView(View):
         rows = self._difference.to_frame()
         lines = [f"TraceDiff: {_totals(self._diff, self._difference)}"]
         lines.append(f"  {what_differs(self._diff)}")
-        lines += [f"  {html.plain(sentence.text, 400)}" for sentence in self._difference.sentences]
+        lines += [f"  {html.plain(sentence.text, longest=400)}" for sentence in self._difference.sentences]
         change = [
             (pl.col(f"{size}_after") - pl.col(f"{size}_before")).sum().alias(size) for size in ("count", "wire_bytes")
         ]
@@ -65,7 +65,8 @@ class TraceDiffView(View):
         for op, axis, count, size in by_op.sort("op", "axis").head(8).iter_rows():
             signed = f"{'+' if count >= 0 else '−'}{count_text(abs(count))}"
             lines.append(
-                f"  {html.plain(op, 40):<16} {html.plain(axis, 24) or '–':<10} {signed:>9}  {signed_bytes(size)}"
+                f"  {html.plain(op, longest=40):<16} {html.plain(axis, longest=24) or '–':<10} "
+                f"{signed:>9}  {signed_bytes(size)}"
             )
         return "\n".join(lines)
 
@@ -78,11 +79,11 @@ class TraceDiffView(View):
             hardware: machine for which the tree shows predicted seconds of both traces.
         """
         column_of(sizes)
-        head = f"<p>Trace diff: {html.escape(_totals(self._diff, self._difference), 0)}</p>"
+        head = f"<p>Trace diff: {html.escape(_totals(self._diff, self._difference), longest=0)}</p>"
         names = {sentence: _anchor(sentence) for sentence in self._difference.sentences}
         places = {sentence.module: names[sentence] for sentence in names if sentence.about == "module"}
         both = self._predicted(hardware)
-        head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), 300)}</p>"
+        head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), longest=300)}</p>"
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
             return html.fragment(head + html.note(SAME))
@@ -193,7 +194,7 @@ class PlanDifferenceView(View):
 
     def text(self) -> str:
         """Return the sentences."""
-        return "\n".join(html.plain(line, 400) for line in self._difference.lines())
+        return "\n".join(html.plain(line, longest=400) for line in self._difference.lines())
 
     def html(self) -> str:
         """Return the sentences, and one bar per trace on one scale."""
@@ -207,8 +208,8 @@ class PlanDifferenceView(View):
 def _headline(difference: PlanDifference, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
     """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""
     sentences = [(sentence.text, _link(sentence, names)) for sentence in difference.sentences]
-    verdict = "".join(html.verdict(text, 600, link) for text, link in sentences[:1])
-    said = "".join(f"<p>{html.prose(text, 600)}{link}</p>" for text, link in sentences[1:])
+    verdict = "".join(html.verdict(text, longest=600, more=link) for text, link in sentences[:1])
+    said = "".join(f"<p>{html.prose(text, longest=600)}{link}</p>" for text, link in sentences[1:])
     return f'<div class="headline">{verdict}{_bars(difference, axes)}{said}</div>'
 
 
@@ -231,7 +232,7 @@ def _bars(difference: PlanDifference, axes: list[str]) -> str:
         for name, sums in zip("AB", held, strict=True)
     )
     words = " · ".join(
-        f"{html.axis_key(axis, 40)} {format_bytes(held[0][axis])} → {format_bytes(held[1][axis])}"
+        f"{html.axis_key(axis, longest=40)} {format_bytes(held[0][axis])} → {format_bytes(held[1][axis])}"
         for axis in axes
         if held[0][axis] or held[1][axis]
     )
@@ -248,7 +249,7 @@ def _steps(both: tuple[Prediction, ...]) -> str:
     before, after = both
     change = after.step.expected / before.step.expected - 1 if before.step.expected else 0.0
     steps = html.prose(
-        f"A {before.step}, B {after.step} per step on {before.cluster.title} ({format_change(change)})", 300
+        f"A {before.step}, B {after.step} per step on {before.cluster.title} ({format_change(change)})", longest=300
     )
     return f'<p><span class="tag">predicted</span> {steps}</p>'
 
@@ -278,7 +279,11 @@ def what_differs(diff: TraceDiff) -> str:
     changes = [
         f"{what} {old} → {new}"
         for what, old, new in (
-            ("mesh", html.plain(before.info.mesh or "none", 60), html.plain(after.info.mesh or "none", 60)),
+            (
+                "mesh",
+                html.plain(before.info.mesh or "none", longest=60),
+                html.plain(after.info.mesh or "none", longest=60),
+            ),
             ("ranks", f"{before.info.world_size:,}", f"{after.info.world_size:,}"),
             ("modules", f"{before.modules.height:,}", f"{after.modules.height:,}"),
             ("parameters", _parameter_bytes(before), _parameter_bytes(after)),

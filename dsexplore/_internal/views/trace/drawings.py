@@ -50,9 +50,9 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "") -> str:
     if not grid.rows or not grid.columns:
         return ""
     top = float(grid.values.max()) or 1.0
-    head = "".join(f'<th scope="col">{html.name(c, 32)}</th>' for c in grid.columns)
+    head = "".join(f'<th scope="col">{html.name(c, longest=32)}</th>' for c in grid.columns)
     body = "".join(
-        f'<tr><th scope="row">{html.parted(row, 96)}</th>'
+        f'<tr><th scope="row">{html.parted(row, longest=96)}</th>'
         + "".join(_heat_cell(float(v), top, write) for v in values)
         + "</tr>"
         for row, values in zip(grid.rows, grid.signed_values, strict=True)

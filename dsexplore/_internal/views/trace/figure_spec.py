@@ -27,7 +27,7 @@ _LONGEST_LABEL = 34
 
 def label(name: object, longest: int = _LONGEST_LABEL) -> str:
     """Return a name escaped for plotly, shortened if it is long."""
-    return html.escape(name, longest)
+    return html.escape(name, longest=longest)
 
 
 def unique(names: Iterable[str]) -> list[str]:

@@ -36,11 +36,11 @@ class FindingsView(View):
         findings = self._findings
         lines = [f"Findings: {len(findings)}" if len(findings) else f"Findings: none. {NO_FINDING}"]
         for finding in findings[:MOST_FINDINGS]:
-            where = ", ".join(html.plain(part, 80) for part in (finding.module, finding.source) if part)
+            where = ", ".join(html.plain(part, longest=80) for part in (finding.module, finding.source) if part)
             lines += [
-                f"  {html.plain(finding.why, 300)}",
+                f"  {html.plain(finding.why, longest=300)}",
                 f"    {where}; {sizes(finding)}",
-                f"    try: {html.plain(finding.change, 400)}",
+                f"    try: {html.plain(finding.change, longest=400)}",
             ]
         return "\n".join(
             [*lines, *([f"  … and {len(findings) - MOST_FINDINGS:,} more"] if len(findings) > MOST_FINDINGS else [])]
@@ -70,12 +70,12 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: It
     if not len(findings):
         return html.note(NO_FINDING)
     columns = (
-        prose("finding", lambda finding: html.prose(finding.why, 260)),
-        prose("module", lambda finding: html.parted(finding.module, 90)),
-        prose("source", lambda finding: html.parted(finding.source or "–", 90)),
+        prose("finding", lambda finding: html.prose(finding.why, longest=260)),
+        prose("module", lambda finding: html.parted(finding.module, longest=90)),
+        prose("source", lambda finding: html.parted(finding.source or "–", longest=90)),
         Column("wire bytes", _wire_cell),
         Column("saves", lambda finding: format_bytes(finding.spare_bytes) if finding.spare_bytes else "–"),
-        prose("try", lambda finding: html.prose(finding.change, 400).replace("; or, ", ";<br>or, ")),
+        prose("try", lambda finding: html.prose(finding.change, longest=400).replace("; or, ", ";<br>or, ")),
     )
     hidden, more = len(findings) - most, "more: <code>findings()</code> has all."
     return table(columns, findings[:most], attributes=attributes, stacks=True, hidden=hidden, more=more)
@@ -124,7 +124,7 @@ class HeadlineView(View):
 
     def text(self) -> str:
         """Return the lines of the headline."""
-        return "\n".join(html.plain(line, 500) for line in self._headline.lines())
+        return "\n".join(html.plain(line, longest=500) for line in self._headline.lines())
 
     def html(self) -> str:
         """Return the bar and the sentences."""
@@ -145,8 +145,8 @@ def headline_html(
     if not headline.sentences:
         return html.verdict(headline.verdict())
     first, *others = [(sentence.text, link(i)) for i, sentence in enumerate(headline.sentences)]
-    said = "".join(f"<p>{html.prose(text, 400)}{more}</p>" for text, more in others)
-    verdict = html.verdict(first[0], 400, first[1])
+    said = "".join(f"<p>{html.prose(text, longest=400)}{more}</p>" for text, more in others)
+    verdict = html.verdict(first[0], longest=400, more=first[1])
     return f'<div class="headline">{verdict}{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
 
 
@@ -186,7 +186,7 @@ def _predicted(prediction: Prediction | None) -> str:
         f"A step takes {prediction.step} on {prediction.cluster.title} (rank {prediction.rank}); for "
         f"{prediction.exposed} of it compute waits for collectives{most}. All times here are predicted, not measured."
     )
-    return f'<p><span class="tag">predicted</span> {html.escape(said, 400)}</p>'
+    return f'<p><span class="tag">predicted</span> {html.escape(said, longest=400)}</p>'
 
 
 def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict[str, str]]:
@@ -218,7 +218,7 @@ def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None)
             continue
         took = f", {times[name]}" if name in times else ""
         parts.append((f"a{axis_number(name)}", html.escape(axis_mark(name).letter), size, ""))
-        words.append(f'<span class="named">{html.axis_key(name, 40)} {format_bytes(size)}{took}</span>')
+        words.append(f'<span class="named">{html.axis_key(name, longest=40)} {format_bytes(size)}{took}</span>')
     bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
     said = f"Wire bytes{timed} per rank and step: {' · '.join(words)}"
     return (

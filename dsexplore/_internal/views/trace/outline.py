@@ -112,7 +112,8 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
         (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
     width = 290 + sum(_WIDTHS[kind] for _, _, kind in titles)
     heads = " ".join(
-        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 18)}</span>'
+        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">'
+        f"{html.name(title, longest=18)}</span>"
         for title, explanation, kind in titles
     )
     drawn = "".join(reversed(body)) + (_hidden_rows(unseen, 0) if unseen else "")
@@ -138,10 +139,10 @@ def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anch
         times: number of modules that the row stands for, including folds above it.
         anchor: id for links to the row.
     """
-    shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
+    shown = f' <span class="dim">{html.name(kind, longest=60)}</span>' if kind and kind != fold.label else ""
     hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
     named = f' id="{anchor}"' if anchor else ""
-    name = f"<bdi>{html.prose(fold.label, html.LONGEST_NAME)}</bdi>"
+    name = f"<bdi>{html.prose(fold.label, longest=html.LONGEST_NAME)}</bdi>"
     return f'<span class="n"{named}{hover}>{name}{many(fold, times)}{shown}{mark}</span>'
 
 

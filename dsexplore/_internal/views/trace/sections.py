@@ -60,8 +60,8 @@ def _causes_html(causes: Causes, clickable: bool) -> str:
     columns = (
         prose("module", lambda row: _parted(row["module"])),
         prose("cause", lambda row: _parted(row["cause"])),
-        text("collective", lambda row: html.name(row["op"], 40)),
-        text("axis", lambda row: html.name(row["axis"] or "–", 40)),
+        text("collective", lambda row: html.name(row["op"], longest=40)),
+        text("axis", lambda row: html.name(row["axis"] or "–", longest=40)),
         text("phase", lambda row: html.escape(row["phase"])),
         Column("count", lambda row: f"{row['count']:,}"),
         Column("bytes", lambda row: format_bytes(row["bytes"])),
@@ -73,7 +73,7 @@ def _causes_html(causes: Causes, clickable: bool) -> str:
 
 @lru_cache(maxsize=4096)  # a filter changes the numbers of a row, and its names never
 def _parted(name: str) -> str:
-    return html.parted(name or "–", _CAUSE_NAME)
+    return html.parted(name or "–", longest=_CAUSE_NAME)
 
 
 def _places(codes: EventCodes) -> tuple[str, str]:
@@ -98,11 +98,11 @@ def _ops(codes: EventCodes) -> tuple[str, str]:
         return ", ".join(f"{phase} {format_sum(size, unknown[phase])}" for phase, size in split(op, "bytes"))
 
     columns = (
-        text("op", lambda op: html.name(op, 40)),
+        text("op", lambda op: html.name(op, longest=40)),
         bar("bytes", lambda op: drawings.phase_bar(split(op, "bytes"), top)),
         Column("count", lambda op: f"{parts[op]['count'].sum():,}"),
         Column("all phases", lambda op: format_sum(sums[op], missing[op])),
-        Column("by phase", lambda op: html.escape(spoken(op), 0)),
+        Column("by phase", lambda op: html.escape(spoken(op), longest=0)),
     )
     return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{table(columns, parts)}</div>"
 

@@ -53,7 +53,7 @@ def trace_text(headline: Headline) -> str:
     """Return the headline, and count and wire bytes by op and axis, in about a dozen lines."""
     tables = headline.tables
     lines = [f"Trace: {_summary(tables)}"]
-    lines += [f"  {html.plain(sentence.text, 400)}" for sentence in headline.sentences]
+    lines += [f"  {html.plain(sentence.text, longest=400)}" for sentence in headline.sentences]
     counted = replace(tables, events=in_steps(tables.events))
     sent = totals(counted, "op", "axis").sort(
         "wire_bytes", "op", "axis", descending=[True, False, False], nulls_last=True
@@ -67,14 +67,15 @@ def trace_text(headline: Headline) -> str:
         stood_for = f"{_stood_for_text(counted)}{f' and {steps:,} steps' if steps > 1 else ''}"
         lines.append(f"  Wire bytes{stood_for if tables.info.stands_for else f' {summed_over(tables)}'}:")
     lines += [
-        f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
-        f"{format_sum(row['wire_bytes'] or 0, unknown[row['op'], row['axis']])}"
+        f"  {html.plain(row['op'], longest=40):<16} {html.plain(row['axis'], longest=24) or '–':<10} "
+        f"{row['count']:>9,}  {format_sum(row['wire_bytes'] or 0, unknown[row['op'], row['axis']])}"
         for row in sent.head(_ROWS).iter_rows(named=True)
     ]
     if sent.height > _ROWS:
         lines.append(f"  and {sent.height - _ROWS} more: trace.by_op(), trace.by_axis()")
     lines += [
-        f"  note: {html.plain(note, LONGEST_NOTE)}" for note in (*tables.info.notes[:_NOTES], *naming_notes(tables))
+        f"  note: {html.plain(note, longest=LONGEST_NOTE)}"
+        for note in (*tables.info.notes[:_NOTES], *naming_notes(tables))
     ]
     if len(tables.info.notes) > _NOTES:
         lines.append(f"  {format_count(len(tables.info.notes) - _NOTES, 'more note')}: trace.info.notes")
@@ -170,7 +171,10 @@ def _skew(headline: Headline, anchor: str, opened: bool) -> str:
 
 def _answers(headline: Headline) -> str:
     """Return a table of the report's questions and answers."""
-    columns = text("Questions", lambda row: html.escape(row[0])), prose("", lambda row: html.prose(row[1], 1200))
+    columns = (
+        text("Questions", lambda row: html.escape(row[0])),
+        prose("", lambda row: html.prose(row[1], longest=1200)),
+    )
     return f'<div class="answers">{table(columns, report(headline))}</div>'
 
 
@@ -236,4 +240,4 @@ def _header(tables: Tables) -> str:
     if tables.info.stands_for:
         notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))
     notes += [*tables.info.notes, *naming_notes(tables)]
-    return f"<p><b>Trace</b> {html.prose(_summary(tables), 0)}</p>{html.notes(notes, LONGEST_NOTE)}"
+    return f"<p><b>Trace</b> {html.prose(_summary(tables), longest=0)}</p>{html.notes(notes, longest=LONGEST_NOTE)}"

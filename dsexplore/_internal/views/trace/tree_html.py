@@ -137,7 +137,7 @@ class _TraceSource:
         if not placed:
             return outline.cell("", "wide")
         shown = " | ".join(placements or "plain tensor" for placements in placed[:MOST_PLACEMENTS])
-        return outline.cell(html.name(shown + " | …" * (len(placed) > MOST_PLACEMENTS), 40), "wide")
+        return outline.cell(html.name(shown + " | …" * (len(placed) > MOST_PLACEMENTS), longest=40), "wide")
 
     def inside(self, row: int, times: int) -> str:
         """Return the tables of a module's own collectives and parameters."""
@@ -170,11 +170,11 @@ def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str =
     per_module = ", each" if times > 1 else ""
     columns = (
         text("collective", _op_cell),
-        text("axis", lambda kind: html.name(kind["axis"] or "–", 40)),
+        text("axis", lambda kind: html.name(kind["axis"] or "–", longest=40)),
         text("phase", lambda kind: html.escape(kind["phase"])),
         Column(f"count{per_module}", lambda kind: f"{kind['count']:,}"),
         Column(f"bytes{per_module}", lambda kind: format_bytes(kind[size] and kind[size] * kind["count"])),
-        text("tensor", lambda kind: html.escape(tensor_text(kind), 48)),
+        text("tensor", lambda kind: html.escape(tensor_text(kind), longest=48)),
         prose("cause", lambda kind: html.parted(kind["cause"] or "–")),
         prose("source", lambda kind: html.parted(kind["source"].partition(" ← ")[0] or "–")),
     )
@@ -211,8 +211,8 @@ def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = Fal
         text("global shape", lambda row: html.escape(list(row["global_shape"] or ()))),
         text("local shape", local_cell),
         text("dtype", lambda row: html.escape(row["dtype"])),
-        text("placements", lambda row: html.name(row["placements"] or "plain tensor", 60)),
-        text("mesh", lambda row: html.name(row["mesh"] or "–", 40)),
+        text("placements", lambda row: html.name(row["placements"] or "plain tensor", longest=60)),
+        text("mesh", lambda row: html.name(row["mesh"] or "–", longest=40)),
         Column("bytes/rank", lambda row: format_bytes(row["local_bytes"])),
     ]
     if any(shown["shared_with"]):
@@ -222,7 +222,7 @@ def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = Fal
 
 
 def _follow(name: str) -> str:
-    return f' <button class="to" data-parameter="{html.escape(name, 0)}">its step</button>'
+    return f' <button class="to" data-parameter="{html.escape(name, longest=0)}">its step</button>'
 
 
 def _of_ranks(ranks: list[int]) -> str:

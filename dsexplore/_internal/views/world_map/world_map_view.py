@@ -63,7 +63,7 @@ class WorldMapView(View):
 
     def text(self) -> str:
         """Return what the map is of, its verdict, and a line per axis and level of link."""
-        return "\n".join([_title(self._world), *(f"  {html.plain(line, 0)}" for line in self._world.lines())])
+        return "\n".join([_title(self._world), *(f"  {html.plain(line, longest=0)}" for line in self._world.lines())])
 
     def html(self) -> str:
         """Return boxes of ranks per node, shaded by what the recorded ranks send them, and a table of links."""
@@ -137,7 +137,7 @@ def map_html(world: WorldMap, look: Look = Look()) -> str:
     """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
     unknown = unknown_bytes(world) if world.received else ""
     more = f" More may be sent: {html.escape(unknown)}." if unknown else ""
-    title = f"<p>{html.prose(_title(world), 200)}</p>{html.verdict(world.verdict(), more=more)}"
+    title = f"<p>{html.prose(_title(world), longest=200)}</p>{html.verdict(world.verdict(), more=more)}"
     if not world.received:
         return title
     top = look.top or float(world.to_shades().max()) or 1.0
@@ -153,7 +153,7 @@ def _title(world: WorldMap) -> str:
     send = "sends" if len(ranks) == 1 else "send"
     shown = f"what {senders} {send}" if world.running is None else f"how long collectives of {senders} run"
     times = f" ({world.running.times.source})" if world.running is not None else ""
-    return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step{times}", 200)
+    return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step{times}", longest=200)
 
 
 def _key(world: WorldMap, look: Look) -> str:
@@ -164,7 +164,7 @@ def _key(world: WorldMap, look: Look) -> str:
         else ("seconds of a step that a rank is in collectives", format_seconds(look.top))
     )
     axes = dict.fromkeys(axis for node in node_boxes(world) for cell in node.cells for axis in _striped(cell))
-    below = f"Below a number: axis {', '.join(html.axis_key(axis, 40) for axis in axes)}. " if axes else ""
+    below = f"Below a number: axis {', '.join(html.axis_key(axis, longest=40) for axis in axes)}. " if axes else ""
     return f'<p class="dim">{below}Shade: {what}, 0 {scale} {top}.</p>'
 
 
@@ -179,11 +179,11 @@ def _rules(world: WorldMap) -> str:
         "Underlined: recorded. A thick frame: in a group of a recorded rank, on the axes whose colors are below its "
         "number."
     )
-    outlined = f" Outlined with a number: the groups of {html.name(world.axis, 40)}." if world.axis else ""
+    outlined = f" Outlined with a number: the groups of {html.name(world.axis, longest=40)}." if world.axis else ""
     about = (
         "What a collective sends is shared equally among the other ranks of its group; start-up is left out."
         if world.running is None
-        else html.escape(about_seconds(world), 1000)
+        else html.escape(about_seconds(world), longest=1000)
     )
     return html.how(f"{framed}{outlined} {about}")
 
@@ -243,7 +243,7 @@ def _table(world: WorldMap, look: Look) -> str:
     top = max((row.value for row in rows_of_links), default=0) or 1
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
     columns = (
-        text("axis", lambda row: html.axis_key(row.axis, 40)),
+        text("axis", lambda row: html.axis_key(row.axis, longest=40)),
         text("links", lambda row: row.links),
         Column("ranks sent to", lambda row: f"{row.peers:,}"),
         Column(

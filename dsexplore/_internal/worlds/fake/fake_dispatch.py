@@ -247,10 +247,8 @@ def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
     is_named = any(name.startswith(_NAMES_OF_COLLECTIVES) for name in names)
     if is_named and ("distributed" in names or any(_is_torchs(value) for value in values)):
         return True
-    functions = [
-        value for value in values if isinstance(value, FunctionType) and value.__module__ == function.__module__
-    ]
-    return any(_communicates(function, seen) for function in functions)
+    called = [value for value in values if isinstance(value, FunctionType) and value.__module__ == function.__module__]
+    return any(_communicates(other, seen) for other in called)
 
 
 def _is_torchs(value: Any) -> bool:

@@ -109,7 +109,7 @@ def _names(groups: Sequence[ObservedGroup], axes: Sequence[Axis]) -> dict[str, P
 
 def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Outcome:
     tables = played.tables(rank)
-    end = next(end for end in played.ends if end.rank == rank)
+    end = next(of_rank for of_rank in played.ends if of_rank.rank == rank)
     shapes, explained = sharded_shapes(tables, rank, names)
     digest, whole = (f"{text} {end.status} {end.traceback}" for text in digests(tables, explained))
     return Outcome(digest, shapes, whole)

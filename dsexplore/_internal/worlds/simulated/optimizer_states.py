@@ -129,7 +129,7 @@ def state_of(optimizer: Any, rank: int) -> dict[str, Any]:
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
     for local_group, group in zip(local_state["param_groups"], optimizers.zero_partition(optimizer, rank), strict=True):
-        first = sum(len(group["params"]) for group in groups)
+        first = sum(len(earlier["params"]) for earlier in groups)
         numbers = list(range(first, first + len(group["params"])))
         groups.append({**local_group, "params": numbers})
         if like is not None:
