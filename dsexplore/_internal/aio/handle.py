@@ -260,11 +260,13 @@ class aio_handle:
 
     def _parallel(self, buffer: object, file: File, validate: bool, later: bool, offset: int, *, write: bool) -> int:
         with self._guard:
-            self._pending.append(self._begin(buffer, file, validate, offset, write, range(self._config.thread_count)))
+            self._pending.append(
+                self._begin(buffer, file, validate, offset, write, threads=range(self._config.thread_count))
+            )
             return 0 if later else self._wait()
 
     def _alone(self, buffer: object, file: File, validate: bool, offset: int, *, write: bool) -> int:
-        job = self._begin(buffer, file, validate, offset, write, range(1))
+        job = self._begin(buffer, file, validate, offset, write, threads=range(1))
         try:
             _wait_for([job])
         except KeyboardInterrupt as interrupt:

@@ -63,7 +63,7 @@ def first_non_finite(numerics: pl.DataFrame) -> NonFinite | None:
     is_nan = bool((same["min"].is_nan() | same["max"].is_nan()).any())
     ranks = tuple(sorted(same["rank"].to_list()))
     step, phase, module, name = (row[key] for key in KEYS[:4])
-    return NonFinite(step, phase, module, name, ranks, "NaN" if is_nan else "infinity")
+    return NonFinite(step, phase, module, name, ranks, value="NaN" if is_nan else "infinity")
 
 
 COLUMNS: dict[str, pl.DataType] = {

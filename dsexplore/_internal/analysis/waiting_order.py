@@ -94,13 +94,13 @@ def _world(tables: Tables) -> _World:
     keys = {group: str(held.get(group, group)) for group in events["group"].unique()}
     members = {keys[group]: [rank for rank in held.get(group, ()) if rank in ranks] for group in keys}
     world = _World(
-        events["op"].to_list(),
-        [keys[group] for group in events["group"].to_list()],
-        events["peer"].to_list(),
-        events["batch"].to_list(),
-        ranks,
-        members,
-        np.zeros(events.height, dtype=np.int64),
+        ops=events["op"].to_list(),
+        groups=[keys[group] for group in events["group"].to_list()],
+        peers=events["peer"].to_list(),
+        batches=events["batch"].to_list(),
+        ranks=ranks,
+        members=members,
+        round_of=np.zeros(events.height, dtype=np.int64),
     )
     sends = events.filter((pl.col("op") == "send") & pl.col("peer").is_not_null())
     for sender, receiver, group in sends.select("rank", "peer", "group").iter_rows():

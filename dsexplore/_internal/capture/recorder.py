@@ -240,7 +240,7 @@ class Recorder:
             return None
         try:
             origin = self._origins.here(self._stack_depth, sys._getframe(1))
-            access = IoAccess(op, path, nbytes, origin, self._stopwatch.now, self._stopwatch.now())
+            access = IoAccess(op, path, nbytes, origin, self._stopwatch.now, start=self._stopwatch.now())
         except Exception as fault:
             self.warn_once(f"io {op}", f"dsexplore could not describe a {op} and left it out of the trace: {fault!r}")
             return None
@@ -306,11 +306,11 @@ class Recorder:
             raw_op,
             messages,
             group,
-            group.own_rank if group is not None else own_rank(),
-            self._origins.of(reading, stage, messages[0][3]),
-            is_async(entry, args) and not reading.is_blocking,
-            current.label,
-            read_parties(args) if read_parties is not None else None,
+            rank=group.own_rank if group is not None else own_rank(),
+            origin=self._origins.of(reading, stage, messages[0][3]),
+            is_async=is_async(entry, args) and not reading.is_blocking,
+            label=current.label,
+            parties=read_parties(args) if read_parties is not None else None,
             input=reading.call.input,
         )
         if reading.batch_position or "coalesced" in raw_op:

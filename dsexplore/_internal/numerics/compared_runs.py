@@ -84,7 +84,7 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
         _add_rounding(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
     has_draws = file_of(folder, DRAWS, 0).exists()
     draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
-    return Comparison(mesh, entries, ranks, is_exact, draws, reference.processes[0])
+    return Comparison(mesh, entries, ranks, is_exact, draws, reference=reference.processes[0])
 
 
 class _Run:
@@ -168,7 +168,7 @@ class _Run:
         if rows is not None and record.phase in ("gradient", "optimizer"):
             dim, indices = rows
             fixed = tuple(indices if at == dim else position for at, position in enumerate(within))
-            return HeldValues(holder, value, shape, within, frozenset(), fixed), None
+            return HeldValues(holder, value, shape, within, covered=frozenset(), fixed=fixed), None
         weight = f"{record.module}.weight" if record.module else "weight"
         cut, columns = self.processes[holder.rank].rows.get(weight, (1, torch.arange(0)))
         is_cut = bool(shape and len(whole)) and shape[-1] < whole[-1]

@@ -159,9 +159,9 @@ def _candidate_layouts(held: Sequence[HeldValues], whole: Tensor) -> list[Layout
 def _part(values: HeldValues, indices: Indices, whole: Tensor, scales: bool) -> Part:
     expected = block(whole, indices)
     if expected.shape != values.value.shape:
-        return Part(values.holder, values.value, indices, expected, 1.0, math.inf)
+        return Part(values.holder, values.value, indices, expected, factor=1.0, error=math.inf)
     factor = factor_between(values.value, expected) if scales else 1.0
-    return Part(values.holder, values.value, indices, expected, factor, rms(values.value - expected * factor))
+    return Part(values.holder, values.value, indices, expected, factor, error=rms(values.value - expected * factor))
 
 
 def factor_between(value: Tensor, expected: Tensor) -> float:

@@ -84,7 +84,7 @@ def _difference(entry: Compared, match: Match | None, ranks: tuple[int, ...] = (
     error = entry.relative_error()
     if entry.is_right:  # up to a factor
         error = max(abs(part.factor - 1) for part in entry.parts)
-    return FirstDifference(record.phase, record.module, record.name, record.step, wrong, match, error)
+    return FirstDifference(record.phase, record.module, record.name, record.step, ranks=wrong, match=match, error=error)
 
 
 def _start_difference(comparison: Comparison, step: int) -> FirstDifference | None:
@@ -98,7 +98,15 @@ def _start_difference(comparison: Comparison, step: int) -> FirstDifference | No
         if entry.record.module in modules:
             return _difference(entry, match, ranks)
     first = next(iter(names))
-    return FirstDifference("forward", first.rpartition(".")[0], first, step, ranks, match, float("inf"))
+    return FirstDifference(
+        phase="forward",
+        module=first.rpartition(".")[0],
+        name=first,
+        step=step,
+        ranks=ranks,
+        match=match,
+        error=float("inf"),
+    )
 
 
 def _forward_difference(comparison: Comparison, step: int) -> FirstDifference | None:
@@ -214,7 +222,9 @@ def _parameter_difference(comparison: Comparison, step: int) -> FirstDifference 
             entry, match = wrong[0]
             ranks = tuple(sorted({rank for entry, _ in wrong for rank in entry.wrong_ranks}))
             error = max(entry.relative_error() for entry, _ in wrong)
-            return FirstDifference(entry.phase, "", "parameters", step, ranks, match, error)
+            return FirstDifference(
+                entry.phase, module="", name="parameters", step=step, ranks=ranks, match=match, error=error
+            )
         return _difference(*wrong[0])
     return None
 
@@ -227,4 +237,6 @@ def _have_same_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Compare
 
 
 def _draw_difference(step: int, draw: WrongDraw) -> FirstDifference:
-    return FirstDifference(draw.phase, draw.module, "output", step, draw.ranks, draw.match, float("nan"))
+    return FirstDifference(
+        draw.phase, draw.module, name="output", step=step, ranks=draw.ranks, match=draw.match, error=float("nan")
+    )

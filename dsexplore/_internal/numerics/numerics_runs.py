@@ -53,7 +53,7 @@ def play_reference(program: Program, steps: int, folder: Path) -> str:
     problem = ""
     for run in REFERENCE_RUNS[int(os.environ["RANK"])]:
         try:
-            _play(program, (), steps, run, None, file_of(folder, run))
+            _play(program, arguments=(), steps=steps, run=run, weights=None, file=file_of(folder, run))
         except Exception as error:
             if run == PLAIN:
                 raise
@@ -63,7 +63,9 @@ def play_reference(program: Program, steps: int, folder: Path) -> str:
 
 def play_again(program: Program, steps: int, folder: Path, run: str) -> None:
     """Run the reference as in one of its runs, and record it as that of this process."""
-    _play(program, (), steps, run, None, file_of(folder, AGAIN, int(os.environ["RANK"])))
+    _play(
+        program, arguments=(), steps=steps, run=run, weights=None, file=file_of(folder, AGAIN, int(os.environ["RANK"]))
+    )
 
 
 def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequence[str]) -> None:
@@ -78,17 +80,24 @@ def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequ
     """
     draws = False
     for run in runs:
-        draws |= _play_on_mesh(program, mesh, steps, folder, run, run)
+        draws |= _play_on_mesh(program, mesh, steps, folder, run, weights=run)
     draw = torch.tensor(int(draws))
     dist.all_reduce(draw, dist.ReduceOp.MAX)
     if draw:
-        _play_on_mesh(program, mesh, steps, folder, DRAWS, PLAIN)
+        _play_on_mesh(program, mesh, steps, folder, run=DRAWS, weights=PLAIN)
 
 
 def _play_on_mesh(program: Program, mesh: Mesh, steps: int, folder: Path, run: str, weights: str) -> bool:
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes)
     initial = load_run(file_of(folder, weights)).start
-    return _play(program, (device_mesh,), steps, run, initial, file_of(folder, run, dist.get_rank()))
+    return _play(
+        program,
+        arguments=(device_mesh,),
+        steps=steps,
+        run=run,
+        weights=initial,
+        file=file_of(folder, run, dist.get_rank()),
+    )
 
 
 def _play(

@@ -96,7 +96,7 @@ class ObservedRun:
         """Record the parameters, and gradients that no torch optimizer has read."""
         self._record_gradients()
         for name, parameter in parameters_of(self.model, self._names):
-            self._add("optimizer", name.rpartition(".")[0], name, 0, (), parameter)
+            self._add(phase="optimizer", module=name.rpartition(".")[0], name=name, call=0, inside=(), tensor=parameter)
         self.step += 1
         self._calls.clear()
         self._with_gradient.clear()
@@ -118,7 +118,17 @@ class ObservedRun:
         module = module or ""
         value, place = local_part(values)
         call = 0 if is_recomputed else self._calls[module]
-        self.record.draws.append(Draw(self.step, module, call, function, value, place is not None, is_recomputed))
+        self.record.draws.append(
+            Draw(
+                self.step,
+                module,
+                call,
+                function,
+                values=value,
+                is_dtensor=place is not None,
+                is_recomputed=is_recomputed,
+            )
+        )
 
     def _enter_module(self, name: str, _module: nn.Module, _args: Any) -> None:
         if self._is_foreign():
@@ -150,7 +160,15 @@ class ObservedRun:
         floats = [leaf for leaf in tensors_in([output if rounded is None else rounded]) if leaf.is_floating_point()]
         for number, tensor in enumerate(floats[:MOST_OUTPUTS]):
             label = f"output {number}" if number else "output"
-            self._add("forward", name, label, call, inside, tensor, self._sources(name, tensor))
+            self._add(
+                phase="forward",
+                module=name,
+                name=label,
+                call=call,
+                inside=inside,
+                tensor=tensor,
+                sources=self._sources(name, tensor),
+            )
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._record_gradient, name, label, call, inside))
         return rounded
@@ -175,7 +193,7 @@ class ObservedRun:
     def _record_gradient(
         self, name: str, label: str, call: int, inside: tuple[str, ...], gradient: Tensor
     ) -> Tensor | None:
-        self._add("backward", name, label, call, inside, gradient)
+        self._add(phase="backward", module=name, name=label, call=call, inside=inside, tensor=gradient)
         return self._rounding(gradient) if self._rounding is not None else None
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -188,7 +206,9 @@ class ObservedRun:
             if parameter.grad is None or name in self._with_gradient or (is_wanted and not is_wanted(parameter)):
                 continue
             self._with_gradient.add(name)
-            self._add("gradient", name.rpartition(".")[0], name, 0, (), parameter.grad)
+            self._add(
+                phase="gradient", module=name.rpartition(".")[0], name=name, call=0, inside=(), tensor=parameter.grad
+            )
 
     def _add(
         self,

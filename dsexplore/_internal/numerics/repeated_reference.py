@@ -82,13 +82,15 @@ def report_of_reference(
         module, phase, step = record.module, record.phase, record.step
     else:
         what, module, phase, step = f"its initial {weights} differs", (weights or "").rpartition(".")[0], "forward", 0
-    return _report(first, what, module, phase, step, _frame(rows), mesh, world_size)
+    return _report(first, what, module, phase, step, tensors=_frame(rows), mesh=mesh, world_size=world_size)
 
 
 def report_of_draws(first: RunRecord, draw: Draw, tensors: pl.DataFrame, mesh: str, world_size: int) -> NumericsReport:
     """Return the report on a reference that drops other elements in each run, which says nothing of the plan."""
     what = f"in forward of step {draw.step} {draw.function} in {_named(first.model, draw.module)} draws other elements"
-    return _report(first, what, draw.module, "forward", draw.step, tensors, mesh, world_size)
+    return _report(
+        first, what, draw.module, phase="forward", step=draw.step, tensors=tensors, mesh=mesh, world_size=world_size
+    )
 
 
 def _report(

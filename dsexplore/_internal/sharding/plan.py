@@ -117,7 +117,7 @@ def _plan_on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], me
     for name, (shape, placements, dtype, trained) in entries.items():
         sizes = _shape(shape, name)
         fitted = fit(read_all(placements, name), sizes, shown.axes, name)
-        placed.append(PlacedTensor(name, sizes, dtype, fitted, axes, trained))
+        placed.append(PlacedTensor(name, shape=sizes, dtype=dtype, placements=fitted, axes=axes, requires_grad=trained))
     return Sharding(placed[0].name if len(placed) == 1 else "plan", shown, placed)
 
 
@@ -154,7 +154,15 @@ def _mesh(tensor: torch.Tensor) -> Any:
 def _placed(name: str, tensor: torch.Tensor, also: tuple[str, ...], axes: tuple[Reading, ...]) -> PlacedTensor:
     placements: tuple[Placement, ...] = tuple(map(read, tensor.placements)) if _is_dtensor(tensor) else ()  # type: ignore[attr-defined]
     fitted = fit(placements, tuple(tensor.shape), [axis.name for axis in axes], name)
-    return PlacedTensor(name, tuple(tensor.shape), tensor.dtype, fitted, axes, tensor.requires_grad, also)
+    return PlacedTensor(
+        name,
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        placements=fitted,
+        axes=axes,
+        requires_grad=tensor.requires_grad,
+        also=also,
+    )
 
 
 def _notes(placed: Sequence[PlacedTensor], mesh: Mesh, any_placed: bool) -> list[str]:

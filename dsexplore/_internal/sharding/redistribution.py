@@ -129,7 +129,17 @@ def _steps(before: PlacedTensor, after: PlacedTensor) -> list[Step]:
             op, numel = _sent(sizes, old, new, axis.size, whole)
             message = numel * before.dtype.itemsize
             sent = wire_bytes(op, message, axis.size) if op else 0
-            steps.append(Step(axis.name, axis.size, old, new, op, message, sent))
+            steps.append(
+                Step(
+                    axis=axis.name,
+                    ranks=axis.size,
+                    before=old,
+                    after=new,
+                    op=op,
+                    message_bytes=message,
+                    wire_bytes=sent,
+                )
+            )
     return steps
 
 

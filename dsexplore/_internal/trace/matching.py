@@ -213,7 +213,14 @@ def _located(matches: pl.DataFrame) -> Iterator[_Record]:
         calls, starts, ends = ([column.to_numpy() for column in of_group[name]] for name in ("call", "start", "end"))
         longest = max(range(len(calls)), key=lambda i: len(calls[i]))
         places = [
-            _place(calls[i], ends[i], calls[longest], ends[longest], starts[i], starts[longest])
+            _place(
+                calls=calls[i],
+                ends=ends[i],
+                longest=calls[longest],
+                longest_ends=ends[longest],
+                starts=starts[i],
+                longest_starts=starts[longest],
+            )
             for i in range(len(calls))
         ]
         first = min(place for place in places if place is not None)  # the longest has place 0

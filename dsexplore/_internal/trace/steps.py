@@ -83,14 +83,16 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
         sizes.setdefault(step, set()).add((*key, count, size))
         sums[step] += size
     if len(sizes) < 2:
-        return SteadySteps(whole, 1, len(sizes), False, {}, events)
+        return SteadySteps(events=whole, count=1, whole=len(sizes), are_equal=False, more={}, of_all_steps=events)
     steady = _largest_repeated(sizes)
     are_equal = bool(steady)
     steady = steady or _largest_repeated(counts) or ({max(sizes)} if len(sizes) == 2 else set(sizes))
     mean = sum(sums[step] for step in steady) // len(steady)
     more = {step: sums[step] - mean for step in sorted(set(sizes) - steady)}
     kept = whole.filter(pl.col("step").is_in(sorted(steady))) if more else whole
-    return SteadySteps(kept, len(steady), len(sizes), are_equal, more, events)
+    return SteadySteps(
+        events=kept, count=len(steady), whole=len(sizes), are_equal=are_equal, more=more, of_all_steps=events
+    )
 
 
 def _largest_repeated(contents: Mapping[int, set[Hashable]]) -> set[int]:

@@ -109,7 +109,15 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
         matched_by_any = min(from_any[receiver, key], max(len(sent_alone) - len(received_alone), 0))
         from_any[receiver, key] -= matched_by_any
         for send, recv in zip_longest(sent_alone[matched_by_any:], received_alone):
-            yield _row("send", sender, receiver, send, recv, sent[-1:], received[-1:])
+            yield _row(
+                op="send",
+                sender=sender,
+                receiver=receiver,
+                sent=send,
+                received=recv,
+                last_sent=sent[-1:],
+                last_received=received[-1:],
+            )
 
 
 def _drop_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -129,7 +129,14 @@ def _cost(
 ) -> MethodCost:
     if method.name == TORCH_SAVE:
         alone = method.seconds(*whole)
-        return MethodCost(method.name, "rank 0", alone.durable, alone.load, alone.durable, alone.durable / overhead)
+        return MethodCost(
+            method.name,
+            writers="rank 0",
+            save=alone.durable,
+            load=alone.load,
+            stall=alone.durable,
+            every=alone.durable / overhead,
+        )
     save = method.overhead(written.tensors).durable + written.nbytes * together / min(
         together * method.write_rate, rates.write_limit
     )
@@ -137,6 +144,13 @@ def _cost(
         together * method.read_rate, rates.read_limit
     )
     if method.name != ASYNCHRONOUS:
-        return MethodCost(method.name, "every rank", save, load, save, save / overhead)
+        return MethodCost(method.name, writers="every rank", save=save, load=load, stall=save, every=save / overhead)
     stall = method.seconds(*written).stall
-    return MethodCost(method.name, "every rank", max(save, stall), load, stall, max(stall / overhead, save))
+    return MethodCost(
+        method.name,
+        writers="every rank",
+        save=max(save, stall),
+        load=load,
+        stall=stall,
+        every=max(stall / overhead, save),
+    )

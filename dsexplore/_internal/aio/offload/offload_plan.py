@@ -45,12 +45,30 @@ def offload_cost(
     numel, nbytes = (together * count for count in _largest_rank(sharding))
     states = numel * bytes_per_parameter
     read, written = states / read_rate, states / write_rate
-    swaps = [Swap("optimizer states", states, states, read, written, read + written)]
+    swaps = [
+        Swap(
+            what="optimizer states",
+            read=states,
+            written=states,
+            read_seconds=read,
+            write_seconds=written,
+            exposed=read + written,
+        )
+    ]
     notes = [f"Counted are {bytes_per_parameter:g} bytes of states per parameter that is trained."]
     if parameters:
         reading, writing = 2 * nbytes / read_rate, nbytes / write_rate
         exposed = max(reading - (step_seconds or 0.0), 0.0) + writing
-        swaps.append(Swap("parameters", 2 * nbytes, nbytes, reading, writing, exposed))
+        swaps.append(
+            Swap(
+                what="parameters",
+                read=2 * nbytes,
+                written=nbytes,
+                read_seconds=reading,
+                write_seconds=writing,
+                exposed=exposed,
+            )
+        )
         notes.append("Parameters are read twice, in forward and in backward, while modules compute, and written once.")
     notes.append(_NOTE)
     return OffloadCost(

@@ -116,7 +116,7 @@ class BenchTogether:
     ) -> Sample:
         """Measure like `Bench.measure`, in all processes at once; bytes and processor time are sums."""
         share = most / (1 + len(self._workers))
-        task = Task(config, operation, seconds, self._bench.whole_pages(transfer), whole, share)
+        task = Task(config, operation, seconds, transfer=self._bench.whole_pages(transfer), whole=whole, most=share)
         for worker in self._workers:
             worker.send(asdict(task))
 
@@ -168,7 +168,7 @@ def serve() -> None:
         try:
             plan = Plan(**given, max_written=None, axes={})
             plan.is_fitted = True
-            setup = Setup(stack, path, plan, engine, direct, seed, lambda _: None)
+            setup = Setup(stack, path, plan, engine, direct, seed, report=lambda _: None)
             bench = setup.bench
             assert isinstance(bench, Bench)
 

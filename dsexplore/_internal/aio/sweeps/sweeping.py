@@ -82,7 +82,7 @@ def sweep(
     """
     folders = _folders(path)
     count = max(processes, len(folders)) if len(folders) > 1 and as_integer(processes) is not None else processes
-    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, count, memory)
+    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, processes=count, memory=memory)
     references = [references] if isinstance(references, str) else [*dict.fromkeys(references)]
     unavailable = {name: reason for name in references if (reason := why_no_reference(name)) is not None}
     engine = choose(backend)
@@ -90,7 +90,7 @@ def sweep(
     begun = time.monotonic()
     with ExitStack() as stack:
         report = stack.enter_context(reporting(progress))
-        setup = Setup(stack, folders[0], plan, engine, direct, seed, report)
+        setup = Setup(stack, path=folders[0], plan=plan, engine=engine, direct=direct, seed=seed, report=report)
         bench: Bench | BenchTogether = setup.bench
         if plan.processes > 1:
             places = [folders[number % len(folders)] for number in range(1, plan.processes)]

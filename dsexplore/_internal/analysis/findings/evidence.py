@@ -188,7 +188,7 @@ class Evidence:
         texts = totals.drop("row").with_columns(coded, lists.cast(pl.List(pl.String)))
         for row, events in zip(texts.iter_rows(named=True), totals["row"], strict=True):
             share = row["ranks"] * (self.steps if per_step else 1)
-            yield _finding(rule, row, events, why, change, share, "rank and step" if per_step else "rank")
+            yield _finding(rule, row, events, why, change, share, per="rank and step" if per_step else "rank")
 
 
 def _sent_in_order(rows: pl.DataFrame) -> pl.DataFrame:

@@ -189,9 +189,9 @@ def cost_of(
         alignment = alignment_of([*matrices, *returned]) if shape else 16
         full_name = name if alignment >= 16 else f"{name}, aligned to {alignment} bytes"
         flops = _flops(func, args, kwargs, result) * packed_numbers(matrices[0].dtype)
-        return OpCost("matmul", full_name, dtype, shape, flops, read, written)
+        return OpCost(kind="matmul", op=full_name, dtype=dtype, shape=shape, flops=flops, read=read, written=written)
     dtype = str((returned or sources)[0].dtype).removeprefix("torch.") if returned or sources else ""
-    return OpCost("memory", name, dtype, (), 0, read, written)
+    return OpCost(kind="memory", op=name, dtype=dtype, shape=(), flops=0, read=read, written=written)
 
 
 def _has_no_rows(tensors: Iterable[torch.Tensor]) -> bool:
@@ -312,13 +312,13 @@ def _attention(
     products = batch * heads * pairs * 2
     flops = products * (3 * width + 2 * value_width) if is_backward else products * (width + value_width)
     return OpCost(
-        "attention",
-        op.name.removeprefix("_scaled_dot_product_") + (", causal" if is_causal else ""),
-        str(query.dtype).removeprefix("torch."),
-        (batch, heads, queries, keys, width),
-        flops,
-        sum(map(moved_bytes, _distinct(sources))),
-        sum(map(moved_bytes, returned)),
+        kind="attention",
+        op=op.name.removeprefix("_scaled_dot_product_") + (", causal" if is_causal else ""),
+        dtype=str(query.dtype).removeprefix("torch."),
+        shape=(batch, heads, queries, keys, width),
+        flops=flops,
+        read=sum(map(moved_bytes, _distinct(sources))),
+        written=sum(map(moved_bytes, returned)),
     )
 
 

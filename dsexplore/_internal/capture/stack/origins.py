@@ -71,12 +71,12 @@ class Origins:
         origin = Origin(
             reading.phase,
             trigger,
-            owner or trigger,
-            reading.sources,
-            cause,
-            redistribute,
-            reading.is_implicit,
-            reading.is_object,
+            owner=owner or trigger,
+            sources=reading.sources,
+            cause=cause,
+            redistribute=redistribute,
+            is_implicit=reading.is_implicit,
+            is_object=reading.is_object,
         )
         return with_callback(origin, reading.depth)
 

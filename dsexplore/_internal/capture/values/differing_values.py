@@ -98,7 +98,14 @@ class DifferingValues:
                 self._set(local, differs | placed)
                 continue
             for group in (differs - placed).intersection(groups):
-                difference = Differing("activation", where[0], where[1], op, self._axes.get(group, ""), step)
+                difference = Differing(
+                    kind="activation",
+                    phase=where[0],
+                    module=where[1],
+                    name=op,
+                    axis=self._axes.get(group, ""),
+                    step=step,
+                )
                 self._say(difference, id(where[1]), group)
             self._set(local, placed)
 

@@ -154,7 +154,16 @@ class NumericRecording:
             return
         dtype = str(local.dtype).removeprefix("torch.")
         self.summarized.append(
-            Summarized(len(self._steps), phase, module, name, call, dtype, placements, local.numel())
+            Summarized(
+                step=len(self._steps),
+                phase=phase,
+                module=module,
+                name=name,
+                call=call,
+                dtype=dtype,
+                placements=placements,
+                count=local.numel(),
+            )
         )
         self._pending.append(summary)
         if len(self._pending) >= TOGETHER:

@@ -72,7 +72,9 @@ def summarize(tensor: Tensor, projections: Projections) -> Summary:
         dtype = torch.float64 if matrix.dtype == torch.float64 else torch.float32
         rows, columns = (projections.ones_and_random(size, matrix.device, dtype) for size in matrix.shape)
         count = max(AT_ONCE // matrix.shape[1], 1) if matrix.device.type == "cpu" else len(matrix)
-        summary = Summary([], [], [], [], rows.new_zeros(2, 2), matrix.numel())
+        summary = Summary(
+            squares=[], lows=[], highs=[], bits=[], products=rows.new_zeros(2, 2), elements=matrix.numel()
+        )
         by_columns = None
         for part, weights in zip(matrix.split(count), rows.split(count, 1), strict=True):
             summary.bits.append(_bits(part))

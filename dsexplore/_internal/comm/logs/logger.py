@@ -219,7 +219,14 @@ class CommsLogger(LogContent):
         call = self._calls.get(key)
         if call is None:
             spelling = Spelling(name.partition(" | ")[0], op, _call_of_another_layer)
-            call = LoggedCall(spelling, name, self.wants(spelling, name, prof), False, layer, reduction)
+            call = LoggedCall(
+                spelling,
+                name,
+                is_wanted=self.wants(spelling, name, prof),
+                ends_with_call=False,
+                layer=layer,
+                reduction=reduction,
+            )
             self._calls[key] = call
             register()  # the world may have begun after the log
         if self._config.verbose:
@@ -289,7 +296,17 @@ class CommsLogger(LogContent):
         group = Group("", 1, (0,), "", "", timing="host") if world is None else describe_group(world)
         if group_size is not None and group_size != group.size:
             ranks = tuple(range(group_size))
-            group = Group(f"{group_size} ranks", group_size, ranks, group.backend, "", "", "", "host", group.own_rank)
+            group = Group(
+                name=f"{group_size} ranks",
+                size=group_size,
+                ranks=ranks,
+                backend=group.backend,
+                description="",
+                axis="",
+                mesh="",
+                timing="host",
+                own_rank=group.own_rank,
+            )
         message: Message = (plain_op(raw_name), msg_size, None, ())
         issued = Issued(OWN_OP + raw_name, [message], group, group.own_rank, Origin("other", None, None, ()))
         issued.end = self.clock() + self.epoch

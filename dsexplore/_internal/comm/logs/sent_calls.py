@@ -110,7 +110,16 @@ def sent_calls(calls: Iterable[tuple[Series, int, Record]], rank: int) -> SentCa
         number[i] = at
         start[i], end[i] = _times(record, at)
     is_simulated = any(record.group.timing == "none" for _, _, record in listed)
-    return SentCalls(rank, host_clock(), is_simulated, list(kinds), kind, number, start, end)
+    return SentCalls(
+        rank,
+        clock=host_clock(),
+        is_simulated=is_simulated,
+        kinds=list(kinds),
+        kind=kind,
+        number=number,
+        start=start,
+        end=end,
+    )
 
 
 def last_calls(calls: Iterable[tuple[Series, int, Record]]) -> list[tuple[Series, int, Record]]:

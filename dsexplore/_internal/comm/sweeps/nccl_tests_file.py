@@ -61,7 +61,16 @@ def read_nccl_tests(path: str | os.PathLike[str], op: str | None = None) -> Comm
     unread = [line for line in text.splitlines() if _LIKE_A_ROW.search(line) and not _ROW.search(line)]
     remarks = [f"{format_count(len(unread), 'damaged row')} left out: {unread[0].strip()[:120]}"] if unread else []
     source = f"{software}, from {Path(path).name}"
-    conditions = SweepConditions("nccl", "cuda", len(counts), max(counts), sorted(types)[0], source, "", tuple(remarks))
+    conditions = SweepConditions(
+        backend="nccl",
+        device="cuda",
+        nodes=len(counts),
+        ranks_per_node=max(counts),
+        dtype=sorted(types)[0],
+        software=source,
+        started="",
+        remarks=tuple(remarks),
+    )
     return CommSweep(conditions, points)
 
 
@@ -83,7 +92,9 @@ def _points(text: str, op: str | None, name: str) -> Iterator[SweepPoint]:
         for in_place, (time, wrong) in ((False, row.group(4, 7)), (True, row.group(8, 11))):
             seconds = float(time) * 1e-6
             if seconds > 0:
-                yield SweepPoint(current, size, in_place, (seconds,), 1, _count(wrong))
+                yield SweepPoint(
+                    op=current, message_bytes=size, in_place=in_place, rounds=(seconds,), calls=1, wrong=_count(wrong)
+                )
 
 
 def _count(text: str) -> int | None:

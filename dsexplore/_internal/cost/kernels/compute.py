@@ -92,7 +92,11 @@ class Speed:
     start: float = 1.0
 
 
-SPEEDS = (Speed(0.88, 0.70, 0.90, 1.0, 0.0, 0.65), Speed(), Speed(1.22, 1.25, 1.35, 8.0, 0.041, 1.7))
+SPEEDS = (
+    Speed(matmul=0.88, attention=0.70, memory=0.90, host=1.0, spread=0.0, start=0.65),
+    Speed(),
+    Speed(matmul=1.22, attention=1.25, memory=1.35, host=8.0, spread=0.041, start=1.7),
+)
 """Low, expected and high. Products: best published rates against sustained ones under a power limit. Attention: with
 cuDNN or FlashAttention-3 against FlashAttention-2. Memory: ops that fit into the cache against strided ones. Host: a
 bare launch takes the 5 µs of the clusters' files, and steps that waited for the CPU took 22 to 39 µs for each kernel

@@ -85,7 +85,16 @@ def _rank_peak(memory: pl.DataFrame, kernels: pl.DataFrame, rank: int, step: int
     grown = _grown(curve.head(1 + int(curve["total"].arg_max() or 0)), kernels)
     there = min(1.0, parts["activations"] / max(sum(grown.values()), 1.0))  # backward has freed the rest
     by_layer = MappingProxyType({layer: int(size * there) for layer, size in grown.items()})
-    return PeakMemory(rank, size, int(top["total"]), parts, top["phase"], top["module"], by_layer, curve)
+    return PeakMemory(
+        rank,
+        size,
+        tensors=int(top["total"]),
+        parts=parts,
+        phase=top["phase"],
+        module=top["module"],
+        kept=by_layer,
+        curve=curve,
+    )
 
 
 def _grown(curve: pl.DataFrame, kernels: pl.DataFrame) -> dict[str, float]:

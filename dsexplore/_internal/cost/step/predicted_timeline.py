@@ -255,7 +255,9 @@ def _span(lane: str, begin: float, end: float, mark: str, name: str, label: str 
 
 def _action_span(lane: str, placed: ScheduledAction) -> dict[str, Any]:
     _, kind, number = placed.action
-    return _span(lane, placed.start, placed.end, _PHASES[kind], _name(placed.action), f"{kind}{number}")
+    return _span(
+        lane, begin=placed.start, end=placed.end, mark=_PHASES[kind], name=_name(placed.action), label=f"{kind}{number}"
+    )
 
 
 def _name(action: Action) -> str:

@@ -175,7 +175,9 @@ class Prediction(Result):
         def savings() -> tuple[Saving, ...]:
             slowest = self._slowest
             played = slowest.played(Estimate.EXPECTED)
-            return Savings(self.tables, slowest.program, played, self.peak, self.cluster, self.ranks_per_domain).found()
+            return Savings(
+                self.tables, slowest.program, played, self.peak, self.cluster, domain=self.ranks_per_domain
+            ).found()
 
         available = int(self.cluster.memory.size)
         return MemoryNeed.of(self.peak, outside, available, self.options.expandable_segments, savings)

@@ -72,7 +72,7 @@ def range_causes(low: SimulatedStep, expected: SimulatedStep, high: SimulatedSte
     if width <= 0:
         return []
     causes = [
-        RangeCause(what, low_end, middle, high_end, (high_end - low_end) / width, why)
+        RangeCause(what, low=low_end, expected=middle, high=high_end, share=(high_end - low_end) / width, why=why)
         for (what, why), (low_end, middle, high_end) in parts.items()
     ]
     return sorted(causes, key=lambda cause: -cause.share)

@@ -270,7 +270,9 @@ class _ItemReader:
             return lambda _module, waits_for: Wait(waits_for)
         seconds, host = self._cost(row)
         shape = tuple(row["shape"] or ()) if row["kind"] == "matmul" else ()
-        return lambda module, _waits_for: Kernels(seconds, host, module, row["phase"], row["kind"], shape)
+        return lambda module, _waits_for: Kernels(
+            seconds, host, module, phase=row["phase"], kind=row["kind"], shape=shape
+        )
 
     def _cost(self, row: Mapping[str, Any]) -> tuple[Times, Times]:
         """Return the seconds of a row and of its launch, cached for rows with equal costs."""

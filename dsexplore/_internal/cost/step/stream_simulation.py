@@ -170,7 +170,16 @@ def _span(what: Kernels | Collective | Gap, start: float, end: float) -> Span:
     if isinstance(what, Collective):
         return Span(what.stream, start, end, what.kind, what.module, what.phase, what.op, what.axis, what.seq)
     op, axis = (what.op, what.axis) if isinstance(what, Gap) else ("", "")
-    return Span(COMPUTE_STREAM, start, end, what.kind, what.module, what.phase, op, axis)
+    return Span(
+        stream=COMPUTE_STREAM,
+        start=start,
+        end=end,
+        kind=what.kind,
+        module=what.module,
+        phase=what.phase,
+        op=op,
+        axis=axis,
+    )
 
 
 def is_receiving(what: Span | Kernels | Collective | Gap) -> bool:
@@ -270,7 +279,9 @@ class _Streams:
             return
         item, end = self.known[seq]
         self._gap(min(self.host, end), Gap("idle", item.module, item.phase))
-        self._gap(end, Gap("exposed", item.module, item.phase, item.op, item.axis, item.why))
+        self._gap(
+            end, Gap(kind="exposed", module=item.module, phase=item.phase, op=item.op, axis=item.axis, why=item.why)
+        )
         if item.sync == "fsdp gather":
             self.copied_out.append(self.now)
 

@@ -58,7 +58,7 @@ def _input_entry(parts: Sequence[Part], entry: Compared, comparison: Comparison)
             return None
         indices = (*part.indices[:-1], columns)
         expected = block(whole, indices)
-        shards.append(Part(part.holder, value, indices, expected, 1.0, rms(value - expected)))
+        shards.append(Part(part.holder, value, indices, expected, factor=1.0, error=rms(value - expected)))
     allowed = entry.allowed * max(float(torch.linalg.matrix_norm(inverse, 2)), 1.0)
     return Compared(entry.record, whole, shards, allowed, rms(whole))
 

@@ -345,7 +345,17 @@ def _described(event: Event, ranges: EventRanges, base: int) -> ProfilerCall:
     tensors, of = _first_tensors(ops)
     start = nanoseconds(event["ts"], base)
     op = _op(str(arguments.get("Collective name") or event["name"]), arguments, ops)
-    return ProfilerCall(op, event["name"], start, None, arguments, tensors, thread_of(event), begin_of(event), of)
+    return ProfilerCall(
+        op,
+        raw_op=event["name"],
+        start=start,
+        end=None,
+        arguments=arguments,
+        tensors=tensors,
+        thread=thread_of(event),
+        issued=begin_of(event),
+        tensors_of=of,
+    )
 
 
 @cache

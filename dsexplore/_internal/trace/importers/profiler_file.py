@@ -166,7 +166,15 @@ def read_profiler_file(file: Path) -> ProfilerFile:
     complete = tuple(_complete(file, events))
     distributed = _distributed(head + last)
     return ProfilerFile(
-        file, complete, distributed, when, kernels, damaged, ranges, tuple(parts.launches), parts.categories
+        file,
+        events=complete,
+        distributed=distributed,
+        base=when,
+        kernels=kernels,
+        damaged=damaged,
+        ranges=ranges,
+        launches=tuple(parts.launches),
+        categories=parts.categories,
     )
 
 

@@ -142,7 +142,7 @@ def _place(names: Sequence[str], has_modules: bool) -> Place:
         phase = "forward"
     if not has_modules:
         modules = modules_named
-    return Place(0, phase, modules, modules_named, owner, cause)
+    return Place(step=0, phase=phase, modules=modules, names=modules_named, owner=owner, cause=cause)
 
 
 def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables:

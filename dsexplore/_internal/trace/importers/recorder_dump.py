@@ -155,7 +155,9 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
         TraceFileError: a field is missing or invalid; the message names it.
     """
     if content is None:
-        return RecorderDump(file, rank, "", "", (), {}, {}, note=f"{file.name} is empty")
+        return RecorderDump(
+            file, rank, version="", library="", entries=(), groups={}, status={}, note=f"{file.name} is empty"
+        )
     try:
         _check_fields(content)
         entries = entries_of(content)

@@ -123,7 +123,16 @@ class Explorer(LiveView):
         )
         tree = ModuleRows(self._codes, self.widget, predicted)
         panels = TabPanels(self._codes, self._headline.findings, self._prediction)
-        self._drawing = Drawing(self._codes, self.widget, tree, figures, lanes, shaded, panels, lambda: self.line)
+        self._drawing = Drawing(
+            self._codes,
+            self.widget,
+            tree,
+            figure=figures,
+            lanes=lanes,
+            map=shaded,
+            panels=panels,
+            line=lambda: self.line,
+        )
         self._search = NameSearch(self._codes)
         self._selecting = Selecting(self._codes, self._headline, self._search, self._drawing)
         self._drawing.everything(self._selecting.present)

@@ -169,10 +169,17 @@ def _of_axis(cuts: AxisCuts, side: Side, inwards: float) -> str:
     kind = f"k {'beside' if side.down else 'above'} {axis_class(axis.name)}"
     if len(cuts.runs) > _MOST or min(lengths) < _LEAST or any(run.place is None for run in cuts.runs):
         text = _fitting((f"{axis.name} in {axis.size:,}", f"{axis.name} ÷{axis.size:,}", axis.name), side.pixels)
-        return _bracket(f"{kind} all", text, 0, side.pixels, side, inwards)
+        return _bracket(kind=f"{kind} all", text=text, start=0, length=side.pixels, side=side, inwards=inwards)
     texts = _labels(axis.name, cuts.runs, lengths)
     return "".join(
-        _bracket(_look(kind, run), text, (run.start - side.first) * side.scale, length, side, inwards)
+        _bracket(
+            kind=_look(kind, run),
+            text=text,
+            start=(run.start - side.first) * side.scale,
+            length=length,
+            side=side,
+            inwards=inwards,
+        )
         for run, text, length in zip(cuts.runs, texts, lengths, strict=True)
     )
 

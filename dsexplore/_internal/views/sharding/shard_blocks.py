@@ -149,14 +149,23 @@ def picture(tensor: PlacedTensor, most_blocks: int = 96, most_panels: int = 4) -
         )
         for parts in chosen
     ]
-    return Picture(rows, columns, tuple(panels), count - len(panels), tuple(down), tuple(across))
+    return Picture(
+        rows, columns, panels=tuple(panels), hidden_panels=count - len(panels), down=tuple(down), across=tuple(across)
+    )
 
 
 def block_of(row: Stretch, column: Stretch, others: Sequence[Stretch] = ()) -> ShardBlock:
     """Return the block of some rows and some columns, at the stretches of other dims."""
     places = tuple(sorted(place for part in (row, column, *others) for place in part.places))
     folded = math.prod(part.folded for part in (row, column, *others))
-    return ShardBlock(row.ranges, column.ranges, places, folded, row.folded, column.folded)
+    return ShardBlock(
+        rows=row.ranges,
+        columns=column.ranges,
+        places=places,
+        folded=folded,
+        folded_down=row.folded,
+        folded_across=column.folded,
+    )
 
 
 def drawn_dims(tensor: PlacedTensor) -> tuple[int | None, int | None]:

@@ -119,7 +119,17 @@ def zoom(
     blocks = tuple(block_of(row, column, others) for row in shown_rows for column in shown_columns)
     panel = Panel(drawn.panels[0].fixed, blocks, places)
     return Zoom(
-        rows, columns, Picture(drawn.rows, drawn.columns, (panel,), 0, tuple(shown_rows), tuple(shown_columns)), shards
+        rows,
+        columns,
+        Picture(
+            drawn.rows,
+            drawn.columns,
+            panels=(panel,),
+            hidden_panels=0,
+            down=tuple(shown_rows),
+            across=tuple(shown_columns),
+        ),
+        shards,
     )
 
 

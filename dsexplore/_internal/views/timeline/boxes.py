@@ -239,14 +239,14 @@ def _single_boxes(spans: Coded, at: Indices, window: tuple[float, float]) -> Box
         _level(spans.bytes[at], spans),
     )
     return Boxes(
-        np.clip((spans.begin[at] - first) / width, 0, 1),
-        np.clip((spans.end[at] - first) / width, 0, 1),
-        spans.lane[at].astype(np.int64),
-        spans.mark[at].astype(np.int64),
-        level,
-        np.ones(len(at), np.int64),
-        signed(spans.bytes[at], None if spans.unknown is None else spans.unknown[at]),
-        at.astype(np.int64),
+        begin=np.clip((spans.begin[at] - first) / width, 0, 1),
+        end=np.clip((spans.end[at] - first) / width, 0, 1),
+        lane=spans.lane[at].astype(np.int64),
+        mark=spans.mark[at].astype(np.int64),
+        level=level,
+        count=np.ones(len(at), np.int64),
+        bytes=signed(spans.bytes[at], None if spans.unknown is None else spans.unknown[at]),
+        span=at.astype(np.int64),
     )
 
 
@@ -296,7 +296,9 @@ def _in_columns(
         at = np.flatnonzero(kept)
         missing = np.bincount(in_columns.cell.take(at) // marks, spans.unknown[part].take(at), lanes * columns)
         summed = signed(total, missing[held])
-    drawn = Boxes(column / columns, end, lane, most, level, count, summed, none)
+    drawn = Boxes(
+        begin=column / columns, end=end, lane=lane, mark=most, level=level, count=count, bytes=summed, span=none
+    )
     return _stacked(drawn, totals[held]) if stacked else drawn
 
 
@@ -345,14 +347,14 @@ def _busy(spans: Coded, lane: int, window: tuple[float, float], columns: int, ke
     tallest_first = np.lexsort((-place, column))
     column, place = column[tallest_first], place[tallest_first]
     return Boxes(
-        column / columns,
-        (column + 1) / columns,
-        np.full(len(column), lane, np.int64),
-        np.asarray(order, np.int64)[place],
-        np.clip(share.cumsum(axis=1)[column, place], 0, 1),
-        np.maximum(count[column, place], 1).astype(np.int64),
-        np.zeros(len(column)),
-        np.full(len(column), -1, np.int64),
+        begin=column / columns,
+        end=(column + 1) / columns,
+        lane=np.full(len(column), lane, np.int64),
+        mark=np.asarray(order, np.int64)[place],
+        level=np.clip(share.cumsum(axis=1)[column, place], 0, 1),
+        count=np.maximum(count[column, place], 1).astype(np.int64),
+        bytes=np.zeros(len(column)),
+        span=np.full(len(column), -1, np.int64),
     )
 
 

@@ -229,7 +229,7 @@ def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
         arguments = dict(zip(names, args, strict=False))
         group = _unboxed(arguments["process_group"])
         watch.check_group(group)
-        call = C10dCall(op, group, group.size(), group.rank(), arguments, args[0])
+        call = C10dCall(op, group, size=group.size(), rank=group.rank(), arguments=arguments, outputs=args[0])
         with torch.no_grad(), no_torch_function():
             check_call(set_up.backend_of(group), op, arguments, call.size)
             if has_memory:
