@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 import dsexplore
 from dsexplore._internal.capture.collectives.groups import Group
 from dsexplore._internal.capture.collectives.issued_collective import Batches, Issued, Origin, Redistribute, is_async
-from dsexplore._internal.capture.collectives.ops import COMMUNICATION
+from dsexplore._internal.capture.collectives.ops import COMMUNICATION_OPS
 from dsexplore._internal.capture.content.collective_kinds import CollectiveKinds
 from dsexplore._internal.capture.content.recorded_content import (
     event_columns,
@@ -181,7 +181,7 @@ def test_later_members_share_the_number_of_their_batch() -> None:
     ],
 )
 def test_an_op_is_async_unless_its_arguments_say_that_it_waits(op: str, args: tuple[Any, ...], expected: bool) -> None:
-    assert is_async(COMMUNICATION[op], args) is expected
+    assert is_async(COMMUNICATION_OPS[op], args) is expected
 
 
 def test_the_mesh_of_a_trace_is_one_with_names_though_torch_made_another_first() -> None:

@@ -280,7 +280,7 @@ class _Streams:
         item, end = self.known[seq]
         self._gap(min(self.host, end), Gap("idle", item.module, item.phase))
         self._gap(
-            end, Gap(kind="exposed", module=item.module, phase=item.phase, op=item.op, axis=item.axis, why=item.why)
+            end, Gap(kind=EXPOSED, module=item.module, phase=item.phase, op=item.op, axis=item.axis, why=item.why)
         )
         if item.sync == "fsdp gather":
             self.copied_out.append(self.now)

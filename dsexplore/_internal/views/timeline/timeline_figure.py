@@ -10,7 +10,7 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import Boxes, Indices
 from dsexplore._internal.views.timeline.mark_colors import is_gap, key_order
 from dsexplore._internal.views.timeline.timeline_state import TimelineState
-from dsexplore._internal.views.timeline.timeline_text import AXES, is_timed, span_texts
+from dsexplore._internal.views.timeline.timeline_text import LEFT_TO_RIGHT, is_timed, span_texts
 from dsexplore._internal.views.trace.byte_sizes import size_text
 from dsexplore._internal.views.trace.figure_spec import EMPTY, Spec, label, unique
 
@@ -54,7 +54,7 @@ def _title(state: TimelineState, hidden: int) -> str:
     timeline = state.timeline
     more = f", {hidden:,} more lanes not drawn" if hidden else ""
     tall = f"; taller is more {timeline.sizes} bytes" if not state.spans.flat.all() else ""
-    axis = AXES[timeline.order].partition(",")[0]
+    axis = LEFT_TO_RIGHT[timeline.order].partition(",")[0]
     return f"{'ms' if is_timed(timeline) and tall else f'ms, {axis}' if is_timed(timeline) else axis}{tall}{more}"
 
 
