@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import polars as pl
 from llama_layers import LLAMA_2_7B, LLAMA_2_13B, LLAMA_2_70B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_3_405B, Model
 from parallel_llama import Run, build
 
@@ -74,6 +75,8 @@ class Row:
     stages_per_rank: int = 1
     async_tp: bool = False
     attention: Literal["flash-2", "cudnn"] = "flash-2"
+    dtensors: bool = True
+    """False where plain tensors were sharded: the CPU's work for the trace's DTensors is left out."""
 
     @property
     def step(self) -> float | None:
@@ -152,7 +155,11 @@ def predicted(row: Row, kept: Path | None) -> tuple[Prediction, float]:
 
 def predicted_of(row: Row, kept: Path | None) -> Prediction:
     """The prediction of a row's program, as it is."""
-    return trace_of(row, kept).predict(row.cluster, async_tp=row.async_tp, attention=row.attention)
+    trace = trace_of(row, kept)
+    if not row.dtensors:
+        plain = trace.tables.kernels.filter(pl.col("kind") != "dispatch")
+        trace = Trace(replace(trace.tables, kernels=plain))
+    return trace.predict(row.cluster, async_tp=row.async_tp, attention=row.attention)
 
 
 def with_microbatches(row: Row, count: int, kept: Path | None) -> Prediction:
