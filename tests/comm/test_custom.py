@@ -41,7 +41,7 @@ def test_a_measurement_under_an_unknown_name_is_kept() -> None:
     log = CommsLogger(CommsLoggerConfig(enabled=True), clock=ticking(), epoch=0)
     log.append("warp_drive", "my warp", latency=2.0, msg_size=4_000_000, group_size=8)
     log.append("all_reduce", "all_reduce", latency=2.0, msg_size=4_000_000, group_size=8)
-    first, second = log.summary().lines
+    first, second = log.summary().rows
     assert (first.name, first.op, first.rates) == ("my warp", "warp_drive", (2.0, 2.0))
     assert second.rates == pytest.approx((2.0, 3.5))
     assert log.trace().events["op"].to_list() == ["warp_drive", "all_reduce"]

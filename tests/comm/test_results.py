@@ -325,7 +325,7 @@ def send_objects(world: int) -> list[Any]:
         dist.send_object_list([{"a": 1}], 1)
     elif rank == 1:
         dist.recv_object_list(passed, 0)
-    logged = {line.name: (line.op, line.count, line.message_bytes) for line in dist.comms_logger.summary().lines}
+    logged = {line.name: (line.op, line.count, line.message_bytes) for line in dist.comms_logger.summary().rows}
     return [gathered, told, at_root, part, passed, logged]
 
 

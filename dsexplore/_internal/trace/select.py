@@ -176,7 +176,7 @@ def _names(tables: Tables, name: str) -> set[str]:
         names = {*tables.modules["module"], *tables.parameters["module"].unique(), *sent[0], *sent[1]}
     else:
         return set()
-    return names - {""}
+    return {known for known in names if known}
 
 
 def _axes(mesh: str) -> list[str]:

@@ -60,5 +60,5 @@ def test_a_call_under_way_keeps_its_place_in_a_long_log() -> None:
     for _ in range(1024):
         log.append("all_reduce", "all_reduce", latency=1.0, msg_size=64)
     assert "pending" not in {record.name for record in log.records}
-    (line,) = (line for line in log.summary().lines if line.name == "pending")
+    (line,) = (line for line in log.summary().rows if line.name == "pending")
     assert (line.count, line.total) == (1, 5e-6)
