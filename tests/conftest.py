@@ -207,6 +207,7 @@ def held() -> dict[str, Any]:
         "a GPU": (torch.cuda.is_available(), torch.version.cuda, torch.version.hip, torch.Stream, torch.cuda.Stream),
         "default device": default_device(),
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
+        "numbers": (torch.get_default_dtype(), torch.backends.cuda.matmul.fp32_precision),
         "replaced names": replaced_names(),
         "Work.wait": repr(dist.Work.wait),
         "fake kernels": len(registered_fakes.find("_dtensor::shard_dim_alltoall").fake_impl.kernels),

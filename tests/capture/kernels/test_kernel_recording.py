@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import dsexplore
 from dsexplore._internal.capture.kernels.op_costs import causal_pairs
 from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.scripts.program import torch_settings_restored
 
 
 def step(model: nn.Module, *inputs: torch.Tensor) -> Trace:
@@ -122,9 +123,8 @@ def test_products_say_where_rows_begin_at_odd_places(width: int, alignment: str)
 @pytest.fixture
 def precision() -> Iterator[Callable[[str], None]]:
     """Sets how torch multiplies float32 matrices, until the test is over."""
-    before = torch.get_float32_matmul_precision()
-    yield torch.set_float32_matmul_precision
-    torch.set_float32_matmul_precision(before)
+    with torch_settings_restored():
+        yield torch.set_float32_matmul_precision
 
 
 @pytest.mark.parametrize(("wanted", "dtype"), [("highest", "float32"), ("high", "tf32")])

@@ -29,6 +29,7 @@ from torch.nn.utils import clip_grad_norm_
 
 import dsexplore
 from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.scripts.program import torch_settings_restored
 
 SCRIPTS = Path(__file__).with_name("scripts")
 Sent = list[tuple[Any, ...]]
@@ -37,7 +38,8 @@ Sent = list[tuple[Any, ...]]
 def sent_by(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: str, rank: int = 9, fake: bool = False) -> Sent:
     """Return what a script sends on one of 64 ranks: op, message bytes and group size, in order."""
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    with dsexplore.commtrace(world_size=64, rank=rank, hardware="h100", fake=fake) as trace:
+    world = dsexplore.commtrace(world_size=64, rank=rank, hardware="h100", fake=fake)
+    with torch_settings_restored(), world as trace:
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")
     return list(trace.to_frame().select("op", "message_bytes", "group_size").iter_rows())
 

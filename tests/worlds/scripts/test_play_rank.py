@@ -87,6 +87,21 @@ class TestRun:
         dsexplore.run(path, "--lr", 0.1, world_size=8, rank=5, ranks_per_node=4)
         del sys.modules["beside_the_script"]
 
+    def test_what_a_script_sets_for_all_of_torch_ends_with_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "train.py"
+        path.write_text(
+            "import torch\n"
+            "torch.set_default_dtype(torch.bfloat16)\n"
+            "torch.backends.cuda.matmul.allow_tf32 = True\n"
+            "torch.distributed.init_process_group()\n"
+            "torch.distributed.all_reduce(torch.ones(4))\n"
+        )
+        trace = dsexplore.run(path, world_size=4)
+        assert trace.events["message_bytes"].to_list() == [4 * 2]
+        assert torch.get_default_dtype() == torch.float32
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cuda.matmul.fp32_precision == "none"
+
     def test_a_module_of_a_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         package = tmp_path / "recipes"
         package.mkdir()

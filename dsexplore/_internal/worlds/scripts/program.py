@@ -1,7 +1,8 @@
 """A user's script or module, run in this process as ``python script.py`` or ``python -m package.module`` would.
 
 ``__main__``, also in ``sys.modules`` so that classes of the script can be pickled, ``sys.argv`` and ``sys.path[0]`` are
-the script's while it runs; the working directory stays. Its errors leave with the frames of the script only.
+the script's while it runs; the working directory stays. What it sets for all of torch, its default dtype and the
+precision of products in float32, ends with it. Its errors leave with the frames of the script only.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import builtins
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
+
+import torch
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.tracebacks import frames_where
@@ -114,11 +117,28 @@ def as_main(program: Program) -> Iterator[Callable[[], None]]:
         else:
             sys.path.insert(0, folder)
         sys.modules[_MAIN] = main
-        yield lambda: exec(compiled(), main.__dict__)
+        with torch_settings_restored():
+            yield lambda: exec(compiled(), main.__dict__)
     finally:
         main_before, sys.argv, sys.path, sys.path[:] = kept
         if main_before is not None:
             sys.modules[_MAIN] = main_before
+
+
+@contextmanager
+def torch_settings_restored() -> Iterator[None]:
+    """Restore the default dtype and the precision of products in float32 after the block."""
+    matmul = torch.backends.cuda.matmul
+    dtype, precision, older_name = torch.get_default_dtype(), matmul.fp32_precision, None
+    with suppress(RuntimeError):  # torch refuses to answer under the older name once the newer one was used
+        older_name = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if older_name is not None:
+            torch.set_float32_matmul_precision(older_name)
+        matmul.fp32_precision = precision
 
 
 def without_our_frames(error: BaseException, seen: set[int] | None = None) -> None:
