@@ -53,11 +53,15 @@ CALLS: dict[str, Callable[[], Any]] = {
     "broadcast from nobody": lambda: dist.broadcast(_numbers(), 5),
     "gather of complex": lambda: dist.gather(_numbers(COMPLEX), _at_root(*_pair(COMPLEX)), 0),
     "gather into a short list": lambda: _at_root() is not None and dist.gather(_numbers(), [_numbers()], 0),
-    "gather of two shapes": lambda: dist.gather(_numbers(), _at_root(_numbers(), _numbers(count=3)), 0),
+    "gather of two shapes": lambda: (
+        _at_root() is not None and dist.gather(_numbers(), [_numbers(), _numbers(count=3)], 0)
+    ),
     "scatter of int16": lambda: dist.scatter(_numbers(SHORT), _at_root(*_pair(SHORT)), 0),
-    "scatter of a short list": lambda: dist.scatter(_numbers(), _at_root(_numbers()), 0),
-    "scatter of two shapes": lambda: dist.scatter(_numbers(), _at_root(_numbers(), _numbers(count=3)), 0),
-    "scatter of nothing": lambda: dist.scatter(_numbers(), None, 0),
+    "scatter of a short list": lambda: _at_root() is not None and dist.scatter(_numbers(), [_numbers()], 0),
+    "scatter of two shapes": lambda: (
+        _at_root() is not None and dist.scatter(_numbers(), [_numbers(), _numbers(count=3)], 0)
+    ),
+    "scatter of nothing": lambda: _at_root() is not None and dist.scatter(_numbers(), None, 0),
     "all_gather of int16": lambda: dist.all_gather(_pair(SHORT), _numbers(SHORT)),
     "all_gather of two shapes": lambda: dist.all_gather([_numbers(), _numbers(count=2)], _numbers()),
     "all_gather into a short list": lambda: dist.all_gather([_numbers()], _numbers()),
