@@ -37,9 +37,9 @@ def commtrace(
 ) -> Iterator[Trace]:
     """Record every collective inside the block: which module, which mesh axis, how many bytes.
 
-    Without ``world_size`` and ``mesh`` it records whatever process group is there, simulated or real. With them
-    it opens a simulated world for the block, as `simulate` does, and records in that; the world's mesh is what
-    ``torch.distributed.device_mesh.init_device_mesh`` of that shape returns inside the block.
+    Without ``world_size`` and ``mesh`` it records the process group that is initialized, simulated or real. With them
+    it opens a simulated world for the block, as `simulate` does. There,
+    ``torch.distributed.device_mesh.init_device_mesh`` of that shape returns the world's mesh.
 
     Args:
         world_size: number of ranks to simulate.
@@ -48,24 +48,24 @@ def commtrace(
         fake: run on fake tensors.
         hardware: the machine that the simulated world shows, a GPU, a cluster or ``"cpu"``; see `simulate`.
         values: what reads of fake tensors return on certain lines; see `simulate`.
-        save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`. A real
-            rank writes them too when SIGTERM ends it before, as a launcher does when another rank has failed, with
-            the stack of each thread beside them; until then its latest calls are in a file that is always current,
-            which `explain_hang` reads if the process is killed.
+        save: file or directory to which this rank's trace is written at the end of the block, for `dsexplore.load`. A
+            real rank also writes it, with the stack of each thread, when SIGTERM ends the process, as launchers do
+            after another rank has failed. Beside it a journal of the latest calls is always current; `explain_hang`
+            reads it if the process is killed.
         stack_depth: frames of the user's code to keep per event.
         ranks_per_node: ranks on each node of the simulated world, 8 unless given.
-        timeout: seconds; where no collective of a real rank begins or ends for so long, what it recorded until then
-            is written to ``save``, with its stacks, and the block goes on.
-        costs: also record what is computed between the collectives, for `Trace.predict`; compiled code runs eagerly.
-        numerics: also record a few exact summaries of what each module returns, of its gradients, and of those of
-            parameters, so that `Trace.diff` says where two runs part; see `Trace.numerics`. Of real ranks alone.
+        timeout: seconds without a begin or end of a collective after which a real rank writes its trace so far, and
+            its stacks, to ``save``; the block goes on.
+        costs: also record the kernels between collectives, for `Trace.predict`; compiled code runs eagerly.
+        numerics: also record exact summaries of each module's output and gradients and of the parameters' gradients,
+            so that `Trace.diff` says where two runs part; see `Trace.numerics`. For real ranks only.
 
     Yields:
         A `Trace`, readable at any time, and final when the block ends.
 
     Raises:
-        UsageError: arguments that do not fit together, or a world where a process group is there already.
-        ClosedWorldError: a model of a closed world was used in the block.
+        UsageError: arguments that do not fit together, or a simulated world while a process group is initialized.
+        ClosedWorldError: the block used a model of a closed world.
 
     Examples:
         >>> with dsexplore.commtrace(mesh="dp=4") as trace:
@@ -112,21 +112,21 @@ def recorded(
     saves_end: bool = True,
     counts_steps: bool = True,
 ) -> Iterator[Trace]:
-    """Record what the block communicates, with the remarks of its world.
+    """Record what the block communicates, with the remarks of its world as notes of the trace.
+
+    The arguments that are not listed are those of `commtrace`.
 
     Args:
-        world: the simulated world that is open, if any.
-        made_world: True if the world was opened for this block, which then warns if nothing is sent.
-        save: as for `commtrace`.
-        stack_depth: as for `commtrace`.
-        timeout: as for `commtrace`.
-        costs: as for `commtrace`.
-        numerics: as for `commtrace`.
-        saves_end: see `record`.
-        counts_steps: see `record`.
+        world: the simulated world that is open; None without one.
+        made_world: True if the world was opened for this block; a note then says why nothing was sent.
+        saves_end: False writes to ``save`` only on SIGTERM and after the timeout.
+        counts_steps: False if the caller marks the trace's steps itself, in place of the optimizers.
 
     Yields:
-        The `Trace`.
+        The `Trace`, final when the block ends.
+
+    Raises:
+        UsageError: numerics were asked for in a simulated world.
     """
     if numerics and world is not None:
         raise UsageError(
@@ -138,19 +138,20 @@ def recorded(
     def notes(events: int) -> list[str]:
         if world is None:
             return []
-        silent = has_ended and made_world and not events and world.size > 1
-        return world.remarks.notes() + ([reason(world.size, world.rank, world.used)] if silent else [])
+        notes = world.remarks.notes()
+        if has_ended and made_world and not events and world.size > 1:
+            notes.append(reason(world.size, world.rank, world.used))
+        return notes
 
-    spec, target = ("", "") if world is None else (str(world.spec), world.target)
     with (
         explained(),
         record(
             save=save,
             stack_depth=stack_depth,
             simulated=world is not None,
-            mesh_spec=spec,
+            mesh_spec="" if world is None else str(world.spec),
             further_notes=notes,
-            target=target,
+            target="" if world is None else world.target,
             timeout=timeout,
             costs=costs,
             numerics=numerics,

@@ -26,14 +26,22 @@ from torch.distributed.tensor.parallel import (
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a `Llama`."""
+    """The sizes of a `Llama`.
+
+    Attributes:
+        layers: number of blocks.
+        dim: width of the hidden states.
+        heads: number of query heads.
+        kv_heads: number of key and value heads.
+        hidden: width of the feed-forward network.
+        vocabulary: number of tokens.
+    """
 
     layers: int = 4
     dim: int = 64
     heads: int = 8
     kv_heads: int = 4
     hidden: int = 192
-    """Width of the feed-forward network."""
     vocabulary: int = 256
 
 
@@ -55,6 +63,7 @@ class Attention(nn.Module):
         return self.wo(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # a module call is Any
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """Split the last dim into heads: (batch, sequence, heads * dim) → (batch, heads, sequence, dim)."""
         heads: torch.Tensor = x.unflatten(2, (-1, self.head_dim))
         return heads.transpose(1, 2)
 
@@ -110,9 +119,9 @@ class Llama(nn.Module):
 
 def shard_tensors(model: Llama, tp: DeviceMesh, sequence_parallel: bool = False) -> None:
     """Apply tensor parallelism over a 1-D mesh in place; with sequence parallelism norms are sharded too."""
-    whole, along = Replicate(), Shard(1)
-    between: Any = along if sequence_parallel else whole
-    enter = PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(whole,))
+    sharded, replicated = Shard(1), Replicate()  # along the sequence
+    between: Any = sharded if sequence_parallel else replicated
+    gather_input = PrepareModuleInput(input_layouts=(sharded,), desired_input_layouts=(replicated,))
     block: dict[str, ParallelStyle] = {
         **{f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")},
         "attention.wo": RowwiseParallel(output_layouts=between),
@@ -121,12 +130,12 @@ def shard_tensors(model: Llama, tp: DeviceMesh, sequence_parallel: bool = False)
         "feed_forward.w2": RowwiseParallel(output_layouts=between),
     }
     outside: dict[str, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=whole, output_layouts=between),
-        "output": ColwiseParallel(input_layouts=between, output_layouts=whole),
+        "embedding": RowwiseParallel(input_layouts=replicated, output_layouts=between),
+        "output": ColwiseParallel(input_layouts=between, output_layouts=replicated),
     }
     if sequence_parallel:
         block |= {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()}
-        block |= {"attention": enter, "feed_forward": enter}
+        block |= {"attention": gather_input, "feed_forward": gather_input}
         outside["norm"] = SequenceParallel()
     for layer in model.layers:
         parallelize_module(layer, tp, block)
@@ -142,7 +151,7 @@ def shard_parameters(model: Llama, dp: DeviceMesh) -> None:
 
 def train_step(model: nn.Module, tokens: torch.Tensor) -> None:
     """Run forward, backward and an AdamW step on next-token prediction."""
-    # One by one: where tensor parallelism alone is asked for, plain tensors and DTensors are mixed.
+    # foreach refuses a mix of plain tensors and DTensors, which tensor parallelism without FSDP gives.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     logits = model(tokens[:, :-1])
     nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()

@@ -1,6 +1,6 @@
 """`TABLE`: the functions of torch that a simulated world replaces, in order.
 
-If several entries replace one name, the last is called first, and calls the one before it.
+If several entries replace one name, the last wraps the one before it.
 """
 
 from __future__ import annotations

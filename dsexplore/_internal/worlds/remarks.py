@@ -12,12 +12,12 @@ from dsexplore._internal.capture.stack.frame_kinds import OF_CALLER, meaningful
 from dsexplore._internal.capture.stack.source_lines import source_text
 from dsexplore._internal.units import format_count
 
-_LINES = 5
-"""Lines of the program that a remark names."""
+_MAX_LINES = 5
+"""Maximal number of the program's lines that a remark names."""
 
 
 class Remarks:
-    """The remarks of one world: each is a warning when first made, and a note of the traces that are recorded."""
+    """The remarks of one world: each is a warning when first made, and a note of every trace recorded there."""
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[str, None]] = {}
@@ -25,7 +25,7 @@ class Remarks:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Suppress remarks in the block: torch reads values there that are replaced by known ones."""
+        """Suppress remarks in the block, in which torch reads values that the world replaces by known ones."""
         before, self._is_silent = self._is_silent, True
         try:
             yield
@@ -33,11 +33,11 @@ class Remarks:
             self._is_silent = before
 
     def say(self, text: str, *, quiet: bool = False) -> None:
-        """Make a remark about the line of the user's program that runs now; the same text again adds its line.
+        """Make a remark about the line of the user's program that runs now; the same text again adds a line to it.
 
         Args:
-            text: whole, without a full stop.
-            quiet: note it for the traces, and do not warn.
+            text: the sentence, without a full stop.
+            quiet: True to note it for the traces without a warning.
         """
         if self._is_silent:
             return
@@ -61,8 +61,10 @@ class Remarks:
             self._lines.setdefault(text, {})
 
     def notes(self) -> list[str]:
-        """Return every remark so far, with the lines of the program that it is about."""
-        return [f"{text}{_lines_text(list(lines))}" for text, lines in self._lines.items()]
+        """Return every remark so far, with the lines of the program that it is about in parentheses."""
+        return [
+            f"{text} ({named_lines(list(lines), _MAX_LINES)})" if lines else text for text, lines in self._lines.items()
+        ]
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
@@ -75,14 +77,8 @@ def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
     return (outer for kind, outer in meaningful(frame) if kind in OF_CALLER)
 
 
-def _lines_text(lines: list[str]) -> str:
-    if not lines:
-        return ""
-    return f" ({named_lines(lines, _LINES)})"
-
-
-def named_lines(lines: Sequence[str], most: int) -> str:
-    """Format lines of a program, at most `most` by name: ``"train.py:5, train.py:7 and 1 more line"``."""
-    more = len(lines) - most
-    rest = f" and {format_count(more, 'more line')}" if more > 0 else ""
-    return f"{', '.join(lines[:most])}{rest}"
+def named_lines(lines: Sequence[str], max_named: int) -> str:
+    """Format lines of a program, at most `max_named` by name: ``"train.py:5, train.py:7 and 1 more line"``."""
+    named = ", ".join(lines[:max_named])
+    omitted = len(lines) - max_named
+    return f"{named} and {format_count(omitted, 'more line')}" if omitted > 0 else named

@@ -2,15 +2,15 @@
 
 Requirements on this module:
 
-* the world is torch's own: the mesh is torch's `DeviceMesh`, the groups are torch's "fake" backend, so TP, SP,
-  FSDP2, DDP and their combinations run unchanged, and what they communicate is what they would;
-* all that is replaced in torch stands in one table (``patch_table``);
-* a training script that sets up its group itself gets the simulated one (``set_up_calls``), and finds the variables
-  that torchrun sets (``launcher_environment``);
-* groups have names that no other world has, so a model of a closed world can never use the next one, and says
-  so when used (``closed``);
-* opening and closing take all or nothing, and closing takes everything back on success, exception and Ctrl-C:
-  groups, modes, replacements, environment variables, ``sys.excepthook``.
+* mesh and groups are torch's own: a `DeviceMesh`, and groups of torch's "fake" backend. So TP, SP, FSDP2, DDP and
+  their combinations run unchanged, and issue the collectives that they issue on real ranks;
+* one table lists everything that is replaced in torch (``patch_table``);
+* a training script that initializes its process group gets the simulated one (``set_up_calls``), and finds the
+  environment variables that torchrun sets (``launcher_environment``);
+* names of groups are unique among worlds, so a model of a closed world cannot use the next one; its use raises an
+  error (``closed``);
+* a failure to open leaves nothing behind, and closing restores groups, modes, replaced functions, environment
+  variables and ``sys.excepthook``, on success, exception and Ctrl-C.
 """
 
 from __future__ import annotations
@@ -77,24 +77,24 @@ def simulate(
     groups and placements are those of the real program; **values are not** (each rank sees its own shard only).
 
     Args:
-        world_size: number of ranks; may be omitted where ``mesh`` says it, or be the mesh.
+        world_size: number of ranks; may be omitted if ``mesh`` is given. A mesh is accepted here too.
         mesh: the axes, outermost first: ``"dp=2,tp=4"``, a mapping, or a ``DeviceMesh``. Without one
             the mesh has a single axis without a name.
         rank: the rank to play.
         fake: run the block on fake tensors, which have shapes but no memory: for models that do not fit here.
-        ranks_per_node: ranks on each node, 8 unless given; ``LOCAL_RANK`` and the like follow from it.
+        ranks_per_node: ranks on each node, 8 unless given; sets ``LOCAL_RANK`` and similar variables.
         hardware: the machine whose traffic is shown and which ``torch.cuda`` describes: a GPU (``"h100"``) or a cluster
             (``"dgx-h100"``) with NCCL, for which the CPU stands in, or ``"cpu"``, CPUs with gloo; see
-            `worlds.simulated.target_traffic`. None: an H100, for which the
-            CPU stands in from the first use of ``cuda`` on; the mesh is one of CPUs until a tensor is on ``cuda``.
-        values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``, and how many elements
-            there are where values decide; elsewhere they are invented, which the trace's notes say.
+            `worlds.simulated.target_traffic`. None: an H100, for which the CPU stands in once the program uses
+            ``cuda``; until a tensor is on ``cuda``, the mesh is one of CPUs.
+        values: results of reading fake tensors on certain lines, ``{"train.py:31": 0.5}``; where a shape depends on
+            values, the number of elements. On other lines they are invented, and a note of the trace says so.
 
     Yields:
         A ``torch.distributed.device_mesh.DeviceMesh`` of that device over all ranks.
 
     Raises:
-        UsageError: the numbers do not fit together, or a process group is there already.
+        UsageError: the numbers do not fit together, or a process group is initialized already.
 
     Examples:
         >>> with dsexplore.simulate(mesh="dp=2,tp=4", rank=5) as mesh:
@@ -123,7 +123,7 @@ def opened(settings: WorldSettings) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and yield its device mesh, as `simulate` does.
 
     Raises:
-        UsageError: the settings do not fit together, or a process group is there already.
+        UsageError: the settings do not fit together, or a process group is initialized already.
     """
     world = World(settings)
     try:
@@ -134,7 +134,7 @@ def opened(settings: WorldSettings) -> Iterator[DeviceMesh]:
 
 
 class World:
-    """One simulated world; `simulate` is its usual form, `open` and `close` are for code that cannot use a block.
+    """One simulated world. Most code uses `simulate`; `open` and `close` are for code that cannot use a block.
 
     Args:
         settings: the world to open.
@@ -143,14 +143,14 @@ class World:
         size: number of ranks.
         spec: the mesh that the user named.
         rank: the rank that this process plays.
-        fake: whether tensors are fake.
+        fake: True if tensors are fake.
         ranks_per_node: ranks on a node.
-        hardware: the machine; None for the usual one.
+        hardware: the machine; None for an H100 from the first use of ``cuda``.
         gpu: its GPU: a name, or the path of a file; ``"cpu"`` for none.
         target: the traffic that is shown: ``"cuda"``, GPUs with NCCL, or ``"cpu"``, gloo.
         remarks: warnings and notes about the world.
-        stage_shapes: the source of other pipeline stages' shapes; to be set before the world is opened.
-        shared_objects: objects of other ranks that are played at the same time; to be set likewise.
+        stage_shapes: source of other pipeline stages' shapes; set it before the world is opened.
+        shared_objects: objects of other ranks that are played at the same time; set it before the world is opened.
 
     Raises:
         UsageError: the settings do not fit together.
@@ -165,7 +165,7 @@ class World:
         self.stage_shapes = StageShapes()
         self.shared_objects = SharedObjects()
         self._exit = ExitStack()
-        self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python
+        self._store = SimulatedStore()  # a reference for its Python part, which C++ does not keep alive
         self._mesh: DeviceMesh | None = None
         self._num_meshes = 0
 
@@ -176,7 +176,7 @@ class World:
         """Set the world up, and return its mesh.
 
         Raises:
-            UsageError: a process group is there already.
+            UsageError: another world is open, or a process group is initialized.
         """
         warn_of_untested_torch()
         with uninterrupted():
@@ -188,6 +188,7 @@ class World:
                 raise
 
     def _open(self) -> DeviceMesh:
+        """Set the world up step by step; each step leaves its undoing in ``self._exit``."""
         global _current
         _current = self
         self._exit.callback(_forget)
@@ -206,7 +207,7 @@ class World:
         calls.initialize("fake", store=self._store, rank=self.rank, world_size=self.size)
         if self._settings.has_cuda:
             self._exit.enter_context(self._cuda(calls))
-        # The mesh is kept here, so that a program that drops its own reference still has the groups of its axes.
+        # Keep the mesh: a program that drops its own reference still has the groups of its axes.
         self._mesh = mesh = device_mesh.init_device_mesh(
             "cuda" if self._settings.has_cuda else "cpu",
             self.spec.shape or (self.size,),
@@ -222,7 +223,7 @@ class World:
         return mesh
 
     def _begin_cuda(self) -> None:
-        """Make the CPU stand in for GPUs from now on; the mesh is one of ``cuda`` once a tensor is there."""
+        """Make the CPU stand in for GPUs from now on; the mesh becomes one of ``cuda`` with the first tensor there."""
         from dsexplore._internal.worlds.cuda.device_marks import when_first_placed
 
         calls, mesh = self._parts[SetUpCalls], self._mesh
@@ -235,15 +236,19 @@ class World:
     def expect_set_up(self) -> None:
         """Provide the process group only once the program initializes it, as torchrun does."""
         self._parts[SetUpCalls].expect_set_up()
-        if self.fake and not self._settings.has_cuda:  # the mode of a GPU that is not there reads lists itself
+        if self.fake and not self._settings.has_cuda:  # the stand-in for GPUs has such a mode of its own
             self._exit.enter_context(ListMode())
 
     @property
     def used(self) -> Use:
         """Use that the program has made of this world so far."""
-        watch, calls = self._parts[WorldObjects], self._parts[SetUpCalls]
-        started = self._parts[StartedProcesses].some
-        return Use(calls.was_initialized, watch.meshes - self._num_meshes, watch.modules, started)
+        objects = self._parts[WorldObjects]
+        return Use(
+            self._parts[SetUpCalls].was_initialized,
+            objects.meshes - self._num_meshes,
+            objects.modules,
+            self._parts[StartedProcesses].some,
+        )
 
     def close(self) -> None:
         """Restore torch and the environment; a second call does nothing."""
@@ -252,6 +257,7 @@ class World:
             self._mesh = None
 
     def _conditions(self) -> set[When]:
+        """Return the conditions of patch tables that hold in this world."""
         conditions: set[When] = {"always"}
         if self.fake:
             conditions.add("fake")
@@ -260,7 +266,8 @@ class World:
         return conditions
 
     def _cuda(self, calls: SetUpCalls) -> AbstractContextManager[Any]:
-        # Imported when a program for GPUs is to run: they load parts of torch.cuda that nothing else needs.
+        """Return the context in which the CPU stands in for GPUs."""
+        # Imported here: these modules load parts of torch.cuda that only programs for GPUs need.
         from dsexplore._internal.worlds.cuda.sent_tensors import ChosenBackends
         from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
@@ -279,6 +286,7 @@ def _forget() -> None:
 
 
 def _refuse_second(world: World) -> None:
+    """Raise UsageError if another world is open or a process group is initialized."""
     if _current is not None:
         raise UsageError(
             f"a simulated world of {_current} is open: close it first (leave its block, or %commtrace --close), "

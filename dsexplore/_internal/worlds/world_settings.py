@@ -1,4 +1,4 @@
-"""The settings of a world: its size and mesh and, of a simulated one, rank, hardware and kind of tensors."""
+"""The settings of a world: its size and mesh; for a simulated one also rank, hardware and kind of tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsexplore._internal.worlds.cuda.gpu import known_gpus
 from dsexplore._internal.worlds.simulated.launcher_environment import check_ranks_per_node
 
 Target = Literal["cuda", "cpu"]
-"""Traffic that a simulated world shows: of GPUs with NCCL, or of CPUs with gloo."""
+"""Traffic that a simulated world shows: that of GPUs with NCCL, or of CPUs with gloo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class WorldSettings:
     fake: bool = False
     ranks_per_node: int | None = None
     hardware: str | None = None
-    """The machine; None for the usual GPU, for which the CPU stands in once the program uses ``cuda``."""
+    """The machine; None for an H100, for which the CPU stands in once the program uses ``cuda``."""
     values: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
@@ -44,30 +44,30 @@ class WorldSettings:
 
     @property
     def spec(self) -> Mesh:
-        """Mesh; without axes if none was given."""
+        """Mesh that the user named; without axes if none was given."""
         return parse_mesh(self.mesh)
 
     @property
     def size(self) -> int:
-        """Number of ranks, of resolved settings."""
+        """Number of ranks; only for resolved settings."""
         assert self.world_size is not None
         return self.world_size
 
     @property
     def node_size(self) -> int:
-        """Ranks of a full node, of resolved settings."""
+        """Ranks of a full node; only for resolved settings."""
         assert self.ranks_per_node is not None
         return self.ranks_per_node
 
     @property
     def gpu(self) -> str:
         """GPU of the hardware: a name, or the path of a file; ``"cpu"`` for none."""
-        named = known_hardware.DEFAULT if self.hardware is None else self.hardware
-        return known_hardware.gpu_of_file(named) if named.endswith(".toml") else known_hardware.gpu_named(named)
+        name = known_hardware.DEFAULT if self.hardware is None else self.hardware
+        return known_hardware.gpu_of_file(name) if name.endswith(".toml") else known_hardware.gpu_named(name)
 
     @property
     def target(self) -> Target:
-        """Whose traffic the world shows."""
+        """Traffic that the world shows."""
         return "cpu" if self.gpu == known_hardware.CPU else "cuda"
 
     @property
@@ -82,44 +82,40 @@ class WorldSettings:
 
     @property
     def backend(self) -> str:
-        """Backend of the target."""
+        """Backend of that traffic: ``"nccl"`` or ``"gloo"``."""
         return "nccl" if self.target == "cuda" else "gloo"
 
     def resolved(self) -> WorldSettings:
-        """Return the settings with defaults in place of what was omitted.
+        """Return the settings with world size and ranks per node filled in.
 
         Raises:
-            UsageError: they do not fit together.
+            UsageError: the settings do not fit together.
         """
         size, _ = resolve(self.world_size, self.mesh, self.rank)
         check_hardware(self.hardware)
-        return replace(
-            self,
-            world_size=size,
-            ranks_per_node=check_ranks_per_node(self.ranks_per_node, size),
-        )
+        return replace(self, world_size=size, ranks_per_node=check_ranks_per_node(self.ranks_per_node, size))
 
 
 def check_hardware(hardware: object) -> None:
-    """Refuse what is no hardware.
+    """Check that hardware is None, a known GPU or cluster, ``"cpu"``, or the path of a ``.toml`` file.
 
     Raises:
-        UsageError: neither None, a known GPU or cluster, ``"cpu"``, nor the path of a ``.toml`` file.
+        UsageError: it is anything else.
     """
     if hardware is None:
         return
     names = [*known_gpus(), known_hardware.CPU]
     if isinstance(hardware, str) and (hardware.endswith(".toml") or known_hardware.gpu_named(hardware) in names):
         return
-    near = did_you_mean(hardware, [*names, *known_hardware.CLUSTERS.names()])
+    suggestion = did_you_mean(hardware, [*names, *known_hardware.CLUSTERS.names()])
     raise UsageError(
-        f"no hardware named {hardware!r} is known{near}: name one of {', '.join(names)}, a cluster such as "
+        f"no hardware named {hardware!r} is known{suggestion}: name one of {', '.join(names)}, a cluster such as "
         "'dgx-h100', or the path of a .toml file of yours"
     )
 
 
 def resolve(world_size: int | None, mesh: MeshLike | None, rank: int) -> tuple[int, Mesh]:
-    """Return the number of ranks and the mesh of a world, from what the user gave of the two.
+    """Return the number of ranks and the mesh of a world, of which users give one or both.
 
     Raises:
         UsageError: neither was given, they disagree, or the rank is not in the world.

@@ -53,7 +53,7 @@ def test_the_ranks_that_are_played_stand_for_all(script: Path, tmp_path: Path) -
         assert all(rows == trace.parameters.filter(pl.col("rank") == rank).drop("rank").rows() for rows in held)
     first, second, *_ = trace.info.notes
     assert first.startswith("4 ranks stand for all 10: they differ by pp, `dist.get_rank() == 3` (")
-    assert "rests on those that were played" in second
+    assert "inferred from those that were played" in second
     assert trace.unmatched().is_empty()
 
 

@@ -60,7 +60,7 @@ def test_sends_what_a_real_rank_sends(script: Path) -> None:
 def test_a_stage_that_never_knows_is_one_error(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("if rank == 0:", "if rank == 0:\n    raise ValueError('no data')\nelif rank == -1:"))
-    with pytest.raises(dsexplore.UsageError, match=r"stage 0 was played as rank 0 for the shapes.*no data"):
+    with pytest.raises(dsexplore.UsageError, match=r"stage 0 was played as rank 0 for its output shapes.*no data"):
         dsexplore.run(path, world_size=3, rank=1, hardware="cpu")
 
 
@@ -101,5 +101,5 @@ class TestEarlierStages:
     def test_the_program_ends_with_the_answer_that_is_wanted(self) -> None:
         with pytest.raises(ShapesKnown) as ended:
             EarlierStages(lambda *_: None, wanted=1).record(stage(1))
-        assert ended.value.answer == "answer 1"
+        assert ended.value.message == "answer 1"
         assert not isinstance(ended.value, Exception)

@@ -89,7 +89,7 @@ def _rank_tables(tables: Tables, rank: int, present: int, count: int) -> dict[st
     # What is computed stands before the event that is issued next.
     segments = memory["before"].search_sorted(pl.Series(begins), side="right")
     cuts = [RowBoundary(seq, memory["segment"][segment]) for seq, segment in zip(begins, segments, strict=True)]
-    repeated, _, _ = repeat(frames, cuts, {3: more})
+    repeated = repeat(frames, cuts, {3: more}).frames
     return {**repeated, "memory": with_buffers(repeated["memory"], repeated["events"], count, more)}
 
 

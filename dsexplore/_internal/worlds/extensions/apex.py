@@ -1,4 +1,4 @@
-"""Stand-ins for NVIDIA Apex: fused optimizers and norms, ``amp``, data parallelism, lists of tensors (``amp_C``).
+"""Stand-ins for NVIDIA Apex: fused optimizers and norms, ``amp``, data parallelism, and ops on lists of tensors.
 
 Names and signatures are those of https://github.com/NVIDIA/apex.
 """
@@ -41,10 +41,10 @@ Lists = Sequence[Sequence[Tensor]]
 
 
 class MultiTensorApply:
-    """Calls an op on lists of tensors, which a kernel takes in chunks.
+    """Calls an op on lists of tensors.
 
     Args:
-        chunk_size: elements of a chunk.
+        chunk_size: number of elements that a kernel would take at once; has no effect here.
     """
 
     available = True
@@ -60,14 +60,14 @@ class MultiTensorApply:
 def multi_tensor_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, per_tensor: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the norm of all tensors together, ``(1,)``, and that of each if asked, else nothing; fp32."""
-    norms = [tensor.float().norm() for tensor in tensor_lists[0]]
-    norm_of_tensors = torch.stack(norms) if norms else noop_flag.new_zeros(0, dtype=torch.float32)
-    return norm_of_tensors.norm().reshape(1), norm_of_tensors if per_tensor else norm_of_tensors.new_empty(0)
+    """Return the norm of all tensors together, shape (1,), and with ``per_tensor`` that of each, else none; in fp32."""
+    each = [tensor.float().norm() for tensor in tensor_lists[0]]
+    norms = torch.stack(each) if each else noop_flag.new_zeros(0, dtype=torch.float32)
+    return norms.norm().reshape(1), norms if per_tensor else norms.new_empty(0)
 
 
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, scale: float | Tensor) -> None:
-    """Write the tensors of the first list, times a factor, into those of the second."""
+    """Write the tensors of the first list times ``scale`` into those of the second."""
     for source, target in zip(*tensor_lists, strict=True):
         target.copy_(source * scale)
 
@@ -75,7 +75,7 @@ def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, 
 def multi_tensor_axpby(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, a: float, b: float, arg_to_check: int = -1
 ) -> None:
-    """Write ``a x + b y`` into the tensors of the third list."""
+    """Write ``a * x + b * y`` of the first two lists into the tensors of the third."""
     for x, y, target in zip(*tensor_lists, strict=True):
         target.copy_(a * x + b * y)
 
@@ -170,7 +170,7 @@ def _ones(like: Tensor, shape: Shape) -> Tensor:
 
 
 class FastLayerNorm(PlainLayerNorm):
-    """Layer norm of the last dim; its eps is 1e-5."""
+    """Layer norm of the last dim."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
         super().__init__(hidden_size, eps)
@@ -188,13 +188,13 @@ class FusedDense(torch.nn.Linear):
 
 
 class SoftmaxCrossEntropyLoss:
-    """The cross entropy of each row, called by ``apply`` like an autograd function."""
+    """The cross entropy of each row; programs call its ``apply``, as that of an autograd function."""
 
     @staticmethod
     def apply(
         logits: Tensor, labels: Tensor, smoothing: float = 0.0, padding_idx: int = 0, half_to_float: bool = False
     ) -> Tensor:
-        """Return the losses of ``(rows, words)``, 0 where the label is ``padding_idx``."""
+        """Return the loss of each row of logits, shape (rows, vocabulary); 0 for the label ``padding_idx``."""
         losses, _ = cross_entropy_of_shards(logits.float(), labels, smoothing, padding_idx, None)
         return losses if half_to_float else losses.to(logits.dtype)
 
@@ -226,7 +226,7 @@ class FusedAdagrad(KernelOptimizer, torch.optim.Adagrad):
 
 
 class FusedMixedPrecisionLamb(PlainLAMB):
-    """LAMB whose parameters may be in several dtypes, and whose first step has a number."""
+    """LAMB for parameters of several dtypes, whose steps are counted from ``step``."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "lr": 1e-3,
@@ -245,16 +245,16 @@ class FusedMixedPrecisionLamb(PlainLAMB):
 
 
 def _keep_function(fn: Any) -> Any:
-    """Return a function, which Apex would make cast its arguments."""
+    """Return a function unchanged; Apex would make it cast its arguments."""
     return fn
 
 
 def _register_function(module: Any, name: str) -> None:
-    """Do nothing, where Apex would make a module's function cast its arguments."""
+    """Do nothing; Apex would make the module's function cast its arguments."""
 
 
 def _amp_state(*args: Any, **options: Any) -> dict[str, Any]:
-    """Return the state of the loss scaler, whose scale is 1."""
+    """Return the state of a loss scaler with a scale of 1."""
     return {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}}
 
 

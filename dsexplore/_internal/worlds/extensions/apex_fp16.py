@@ -1,6 +1,6 @@
-"""Stand-ins for ``apex.fp16_utils`` of older training scripts: models in float16, and their parameters in float32.
+"""Stand-ins for ``apex.fp16_utils``, for older training scripts: float16 models, with float32 copies of parameters.
 
-Names and signatures are those of https://github.com/NVIDIA/apex, before its ``amp``.
+Names and signatures are those of https://github.com/NVIDIA/apex before its ``amp``. The copies are called masters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ToHalf(nn.Module):
 
 
 def batch_norms_to_float(module: nn.Module) -> nn.Module:
-    """Return a model whose batch norms are in float32."""
+    """Convert the batch norms of a model to float32, and return the model."""
     for part in module.modules():
         if isinstance(part, _BATCH_NORMS):
             part.float()
@@ -35,12 +35,12 @@ def batch_norms_to_float(module: nn.Module) -> nn.Module:
 
 
 def network_to_half(network: nn.Module) -> nn.Sequential:
-    """Return a model that computes in float16, but for its batch norms."""
+    """Convert a model to float16, except its batch norms, and return it after a cast of the input."""
     return nn.Sequential(ToHalf(), batch_norms_to_float(network.half()))
 
 
 def prep_param_lists(model: nn.Module, flat_master: bool = False) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parameters that are trained, and copies of them in float32: one of each, or a flat one of all."""
+    """Return the parameters that are trained, and their masters: one per parameter, or a single flat one."""
     params: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not flat_master:
         return params, [parameter.detach().clone().float().requires_grad_() for parameter in params]
@@ -51,7 +51,7 @@ def prep_param_lists(model: nn.Module, flat_master: bool = False) -> tuple[list[
 
 @torch.no_grad()
 def model_grads_to_master_grads(model_params: Parameters, master_params: Parameters, flat_master: bool = False) -> None:
-    """Copy gradients to the copies in float32."""
+    """Set the gradients of masters to those of the parameters, in float32."""
     if flat_master:
         gradients = [parameter.grad for parameter in model_params if parameter.grad is not None]
         master_params[0].grad = parameters_to_vector(gradients).float()
@@ -64,7 +64,7 @@ def model_grads_to_master_grads(model_params: Parameters, master_params: Paramet
 def master_params_to_model_params(
     model_params: Parameters, master_params: Parameters, flat_master: bool = False
 ) -> None:
-    """Copy the copies in float32 to the parameters."""
+    """Copy the values of masters to the parameters."""
     if flat_master:
         parts = [torch.empty_like(parameter, dtype=torch.float32) for parameter in model_params]
         vector_to_parameters(master_params[0].detach(), parts)
@@ -74,14 +74,14 @@ def master_params_to_model_params(
 
 
 def to_python_float(t: Tensor) -> float:
-    """Return a number."""
+    """Return the value of a tensor with one element."""
     return t.item()
 
 
 class FP16Optimizer:
-    """An optimizer that updates copies in float32 of the parameters that are in float16.
+    """Wraps an optimizer to update masters of the parameters that are in float16.
 
-    Where Apex would look for a scale (``dynamic_loss_scale``), it is 1 here, and no step is skipped.
+    With ``dynamic_loss_scale``, for which Apex would search a scale, it is 1, and no step is skipped.
     """
 
     overflow = False
@@ -106,6 +106,7 @@ class FP16Optimizer:
         return getattr(self.__dict__["optimizer"], name)
 
     def _master(self, parameter: Tensor) -> Tensor:
+        """Return a new master of a float16 parameter; any other parameter unchanged."""
         if parameter.dtype != torch.float16 or not parameter.requires_grad:
             return parameter
         self.halves.append(parameter)
@@ -118,34 +119,34 @@ class FP16Optimizer:
             parameter.grad = None
 
     def backward(self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False) -> None:
-        """Compute gradients of the scaled loss, and copy them to the copies in float32."""
+        """Compute gradients of the scaled loss, and those of the masters."""
         (loss.float() * self.loss_scale).backward(retain_graph=retain_graph)
         if update_master_grads:
             self.update_master_grads()
 
     def update_master_grads(self) -> None:
-        """Copy gradients to the copies in float32, divided by the scale."""
+        """Set the gradients of the masters, and divide all gradients by the loss scale."""
         model_grads_to_master_grads(self.halves, self.masters)
         for parameter in self.params:
             if parameter.grad is not None:
                 parameter.grad.div_(self.loss_scale)
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Tensor:
-        """Scale the gradients of the copies to a norm, and return the one that they had."""
+        """Clip the gradients to a norm, and return the norm that they had."""
         return clip_grad_norm_(self.params, max_norm, norm_type)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the copies, and copy them to the parameters."""
+        """Update the masters, and copy their values to the parameters."""
         out = self.optimizer.step(closure) if closure is not None else self.optimizer.step()
         master_params_to_model_params(self.halves, self.masters)
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, and the copies."""
+        """Return the optimizer's state, and the masters."""
         return {"optimizer_state_dict": self.optimizer.state_dict(), "fp32_from_fp16": self.masters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a state that `state_dict` returned."""
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         with torch.no_grad():
             for master, saved in zip(self.masters, state["fp32_from_fp16"], strict=True):

@@ -1,6 +1,6 @@
-"""Stand-ins for NVIDIA Apex's data parallelism, synchronized batch norm and mixed precision, of older training scripts.
+"""Stand-ins for NVIDIA Apex's data parallelism, synchronized batch norm and mixed precision, for older scripts.
 
-Names, signatures and what is sent are those of https://github.com/NVIDIA/apex: ``apex/parallel/distributed.py`` and
+Names, signatures and collectives are those of https://github.com/NVIDIA/apex: ``apex/parallel/distributed.py`` and
 ``apex/amp/frontend.py``.
 """
 
@@ -22,7 +22,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def _send_flat(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Send tensors of one dtype as a single flat one, and copy the result back."""
+    """Concatenate tensors of one dtype, send the result in place, and copy it back into them."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     send(flat)
     for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
@@ -30,10 +30,11 @@ def _send_flat(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> N
 
 
 class DistributedDataParallel(nn.Module):
-    """Broadcasts the parameters, one message a dtype, and reduces gradients in buckets as they become ready.
+    """Broadcasts the parameters, one message per dtype, and reduces gradients in buckets as they become ready.
 
-    A bucket is sent from ``message_size`` elements on. The first backward reduces all gradients of a dtype together, as
-    Apex does until it has seen in which order they come; with ``delay_allreduce`` each does. Buffers are not sent.
+    A bucket is sent when it has ``message_size`` elements or more. The first backward reduces all gradients of a dtype
+    together, because Apex first records their order; with ``delay_allreduce`` every backward does. Buffers are not
+    sent.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         self.module, self.message_size, self.gradient_average = module, message_size, gradient_average
         self.delay_allreduce = delay_allreduce
-        self._limit: float = math.inf
-        self._left = 0
+        self._limit: float = math.inf  # elements of a full bucket
+        self._left = 0  # gradients that are not ready
         self._ready: dict[torch.dtype, list[Tensor]] = {}
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for parameter in module.parameters():
@@ -70,6 +71,7 @@ class DistributedDataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     def _add(self, parameter: Tensor) -> None:
+        """Add a gradient that is ready to its bucket, and reduce full buckets; with the last gradient, all of them."""
         if parameter.grad is None:
             return
         bucket = self._ready.setdefault(parameter.grad.dtype, [])
@@ -91,7 +93,7 @@ class DistributedDataParallel(nn.Module):
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return a value with its floating-point tensors in this dtype."""
+    """Return a tensor, or a nested container, with all floating-point tensors in this dtype."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, (list, tuple)):
@@ -102,7 +104,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _make_half(model: nn.Module, keep_batch_norms: bool) -> None:
-    """Make a model compute in float16, from inputs and to outputs of float32."""
+    """Convert a model to float16; its inputs are cast to float16, and its outputs to float32."""
     for part in model.modules():
         if not (keep_batch_norms and isinstance(part, _BATCH_NORMS)):
             for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
@@ -116,11 +118,11 @@ def _make_half(model: nn.Module, keep_batch_norms: bool) -> None:
 def initialize(models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **options: Any) -> Any:
     """Return models, and optimizers if given, for mixed precision.
 
-    Gradients have the dtypes that Apex gives them: float32 at levels O0 and O1, where it casts inputs of functions,
-    float16 at O2, batch norms excepted, and O3. The optimizers update these parameters without copies in float32.
+    Gradients have the same dtypes as with Apex: float32 at levels O0 and O1, where Apex casts inputs of functions, and
+    float16 at O2 (except for batch norms) and O3. The optimizers update these parameters without float32 copies.
 
     Raises:
-        UsageError: no such level.
+        UsageError: ``opt_level`` is not one of Apex's levels.
     """
     if opt_level not in _LEVELS:
         raise UsageError(f"opt_level={opt_level!r} is none of Apex's levels: give one of {', '.join(_LEVELS)}")
@@ -132,7 +134,7 @@ def initialize(models: Any, optimizers: Any = None, enabled: bool = True, opt_le
 
 @contextmanager
 def scale_loss(loss: Any, optimizers: Any, *_args: Any, **_options: Any) -> Iterator[Any]:
-    """Yield the loss to call ``backward`` of; it is scaled by 1."""
+    """Yield the loss unchanged, for its ``backward``: its scale is 1."""
     yield loss
 
 
@@ -143,7 +145,7 @@ def master_params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """Batch norm over the ranks of a group; its statistics are gathered as torch's are."""
+    """Batch norm over the ranks of a group; its statistics are gathered as by torch's."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 def convert_syncbn_model(
     module: nn.Module, process_group: dist.ProcessGroup | None = None, channel_last: bool = False
 ) -> nn.Module:
-    """Return a model whose batch norms are `SyncBatchNorm`."""
+    """Replace the batch norms in a module with `SyncBatchNorm`, and return the module."""
     converted = module
     if isinstance(module, _BATCH_NORMS):
         converted = SyncBatchNorm(
@@ -189,7 +191,7 @@ def convert_syncbn_model(
 
 
 def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
-    """Return the group of this rank and its neighbors; None for ``group_size=0``."""
+    """Return the group of ``group_size`` consecutive ranks that this rank is in; None for 0."""
     if not group_size:
         return None
     groups = [
@@ -200,7 +202,7 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
 
 
 class Reducer:
-    """Broadcasts a model's parameters once, and averages its gradients where a program says so."""
+    """Broadcasts a model's parameters once, and averages its gradients when `reduce` is called."""
 
     def __init__(self, module_or_grads_list: Any) -> None:
         self.module = module_or_grads_list if isinstance(module_or_grads_list, nn.Module) else None
@@ -209,9 +211,9 @@ class Reducer:
             _send_by_dtype([p.detach() for p in self.module.parameters()], lambda flat: dist.broadcast(flat, 0))
 
     def reduce(self) -> None:
-        """Average the gradients over all ranks, one message a dtype."""
-        of_module = self.module.parameters() if self.module is not None else ()
-        gradients = [*self.grads, *(p.grad for p in of_module if p.grad is not None)]
+        """Average the gradients over all ranks, one message per dtype."""
+        parameters = self.module.parameters() if self.module is not None else ()
+        gradients = [*self.grads, *(p.grad for p in parameters if p.grad is not None)]
 
         def average(flat: Tensor) -> None:
             dist.all_reduce(flat)
@@ -226,9 +228,9 @@ def _send_by_dtype(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) 
 
 
 class LARC:
-    """An optimizer whose learning rate depends, for each parameter, on the ratio of its norm to that of its gradient.
+    """Wraps an optimizer to scale its learning rate per parameter by the ratio of the parameter's and gradient's norms.
 
-    With ``clip`` the ratio limits the learning rate, else it multiplies it.
+    With ``clip`` the scaled ratio is an upper limit of the learning rate; else it is a factor.
     """
 
     def __init__(self, optimizer: Any, trust_coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8) -> None:
@@ -253,8 +255,9 @@ class LARC:
             group["weight_decay"] = decay
 
     def _scale(self, parameter: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
-        norm, of_gradient = parameter.norm(), gradient.norm()
-        ratio = self.trust_coefficient * norm / (of_gradient + norm * decay + self.eps)
+        """Scale a gradient in place, with weight decay added; one of norm 0 stays."""
+        norm, gradient_norm = parameter.norm(), gradient.norm()
+        ratio = self.trust_coefficient * norm / (gradient_norm + norm * decay + self.eps)
         ratio = (ratio / rate).clamp(max=1) if self.clip else ratio
         scaled = (gradient + decay * parameter) * ratio
-        gradient.copy_(torch.where((norm != 0) & (of_gradient != 0), scaled, gradient))
+        gradient.copy_(torch.where((norm != 0) & (gradient_norm != 0), scaled, gradient))

@@ -1,6 +1,6 @@
-"""Stand-ins for bitsandbytes: its optimizers with averages in fp32 rather than in 8 bits, and the table of its names.
+"""Stand-ins for bitsandbytes: optimizers, whose states are in fp32 rather than in 8 bits, and the table of its names.
 
-Names are those of https://github.com/bitsandbytes-foundation/bitsandbytes. Both Adams decouple weight decay.
+Names are those of https://github.com/bitsandbytes-foundation/bitsandbytes. Adam decouples weight decay, as AdamW does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dsexplore._internal.worlds.extensions.fused_optimizers import (
     PlainLARS,
     PlainLion,
     PlainSGD,
-    at_most,
+    norm_limit,
 )
 from dsexplore._internal.worlds.extensions.registry import Names
 
@@ -43,7 +43,7 @@ class Adam(PlainAdam):
 
 
 class AdamW(Adam):
-    """Adam whose weight decay is 0.01 unless given."""
+    """Adam with a default weight decay of 0.01."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {**Adam.DEFAULTS, "weight_decay": 1e-2}
 
@@ -62,7 +62,7 @@ class SGD(PlainSGD):
 
 
 class PytorchLARS(PlainLARS):
-    """LARS whose learning rate is 0.01 unless given."""
+    """LARS with a default learning rate of 0.01."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         **{name: value for name, value in PlainLARS.DEFAULTS.items() if name not in OF_BITSANDBYTES},
@@ -71,7 +71,7 @@ class PytorchLARS(PlainLARS):
 
 
 class LAMB(ByParameter):
-    """Adam with decoupled weight decay, whose update has at most ``max_unorm`` times the norm of its parameter."""
+    """Adam with decoupled weight decay; the norm of an update is at most ``max_unorm`` times that of its parameter."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "lr": 1e-3,
@@ -88,12 +88,12 @@ class LAMB(ByParameter):
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         update = self._adam(parameter, gradient, group, 1 - group["betas"][0])
-        scaled = update * at_most(parameter, update, group["max_unorm"]) + group["weight_decay"] * parameter
+        scaled = update * norm_limit(parameter, update, group["max_unorm"]) + group["weight_decay"] * parameter
         parameter.sub_((group["lr"] * scaled).to(parameter.dtype))
 
 
 class RMSprop(KernelOptimizer, torch.optim.RMSprop):
-    """RMSprop; ``momentum`` changes nothing, as in the kernels."""
+    """RMSprop; ``momentum`` has no effect, as in the kernels."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "lr": 1e-2,
@@ -123,7 +123,7 @@ class Adagrad(KernelOptimizer, torch.optim.Adagrad):
 
 
 class GlobalOptimManager:
-    """Keeps which parameters have averages in 32 bits, as all of them have here."""
+    """Settings of parameters whose states stay in 32 bits; they have no effect, as all states are in 32 bits here."""
 
     @classmethod
     def get_instance(cls) -> GlobalOptimManager:
@@ -145,10 +145,21 @@ _PAGED = {"Adam": Adam, "AdamW": AdamW, "Lion": PlainLion, "AdEMAMix": PlainAdEM
 _OPTIMIZERS = {"SGD": SGD, "LAMB": LAMB, "LARS": PlainLARS, "RMSprop": RMSprop, "Adagrad": Adagrad}
 
 
-def _of_bits(kind: type[KernelOptimizer], paged: str, bits: str) -> type[KernelOptimizer]:
-    """Return an optimizer that takes the arguments of the one with this number of bits in its name."""
-    fixed = {"optim_bits": bits and kind not in (Adam, AdamW, Adagrad), "is_paged": paged and kind is not Adam}
-    defaults = {name: value for name, value in kind.DEFAULTS.items() if not fixed.get(name)}
+def _variant(kind: type[KernelOptimizer], paged: str, bits: str) -> type[KernelOptimizer]:
+    """Return the variant of an optimizer whose name says that it is paged, or its bits, with its arguments.
+
+    Most variants lack the arguments ``optim_bits`` and ``is_paged`` that their name fixes.
+
+    Args:
+        kind: the optimizer.
+        paged: ``"Paged"``, or empty.
+        bits: ``"8bit"``, ``"32bit"``, or empty.
+    """
+    defaults = dict(kind.DEFAULTS)
+    if bits and kind not in (Adam, AdamW, Adagrad):
+        defaults.pop("optim_bits", None)
+    if paged and kind is not Adam:
+        defaults.pop("is_paged", None)
     if kind is Adagrad and bits == "8bit":
         defaults["optim_bits"] = 8
     return type(f"{paged}{kind.__name__}{bits}", (kind,), {"DEFAULTS": defaults, "__doc__": kind.__doc__})
@@ -158,14 +169,14 @@ EXTENSIONS: dict[str, Names] = {
     "bitsandbytes": {
         "__version__": "0.48.0",
         **{
-            f"optim.{paged}{name}{bits}": _of_bits(kind, paged, bits)
+            f"optim.{paged}{name}{bits}": _variant(kind, paged, bits)
             for name, kind in _PAGED.items()
             for paged in ("", "Paged")
             for bits in _BITS
         },
-        **{f"optim.{name}{bits}": _of_bits(kind, "", bits) for name, kind in _OPTIMIZERS.items() for bits in _BITS},
+        **{f"optim.{name}{bits}": _variant(kind, "", bits) for name, kind in _OPTIMIZERS.items() for bits in _BITS},
         **{
-            f"optim.{name.lower()}.{name}{bits}": _of_bits(kind, "", bits)
+            f"optim.{name.lower()}.{name}{bits}": _variant(kind, "", bits)
             for name, kind in (_PAGED | _OPTIMIZERS).items()
             for bits in _BITS
         },

@@ -1,7 +1,7 @@
-"""Stand-ins for ``bitsandbytes.nn`` and ``bitsandbytes.functional``: weights in 4 and 8 bits, in blocks.
+"""Stand-ins for ``bitsandbytes.nn`` and ``bitsandbytes.functional``: weights quantized by blocks to 4 and 8 bits.
 
-Weights have the shapes and dtypes of the kernels', so that what is sent of them is as large. Products are computed in
-the dtype of the input, which is not quantized.
+Quantized weights have the same shapes and dtypes as with the kernels, so that as many bytes are sent. Inputs are not
+quantized: products are computed in their dtype.
 """
 
 from __future__ import annotations
@@ -28,7 +28,18 @@ _LARGEST_INT8 = 127
 
 @dataclass
 class QuantState:
-    """What undoes a quantization: the largest of each block, and the values of the codes."""
+    """The data that dequantize a tensor.
+
+    Attributes:
+        absmax: largest absolute value of each block, fp32.
+        shape: shape of the tensor.
+        code: the values that codes stand for.
+        blocksize: number of elements of a block.
+        quant_type: ``"nf4"``, ``"fp4"`` or ``"dynamic"``.
+        dtype: data type of the tensor.
+        offset: mean of ``absmax`` in nested quantization; unused here.
+        state2: state of ``absmax`` in nested quantization; unused here.
+    """
 
     absmax: Tensor
     shape: Any = None
@@ -41,7 +52,7 @@ class QuantState:
 
 
 def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bits: int = 8) -> Tensor:
-    """Return the 256 values of the dynamic 8-bit type: decades, the higher the finer."""
+    """Return the 256 values of the dynamic 8-bit type: seven decades, the higher the finer."""
     values = [0.0, 1.0]
     for exponent in range(7):
         bounds = torch.linspace(0.1, 1, 2 ** (exponent + (not signed)) + 1)
@@ -51,7 +62,7 @@ def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bi
 
 
 def _normalize_blocks(values: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
-    """Return the values, each divided by the largest of its block, and these."""
+    """Return the values divided by the largest absolute value of their block, flat, and these largest values."""
     blocks = pad(values.flatten().float(), (0, -values.numel() % blocksize)).view(-1, blocksize)
     absmax = blocks.abs().amax(1)
     scaled = blocks / absmax.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(1)
@@ -59,14 +70,16 @@ def _normalize_blocks(values: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
 
 
 def _nearest(scaled: Tensor, code: Tensor) -> Tensor:
-    """Return the number of the code next to each value."""
+    """Return the index of the nearest code of each value, uint8."""
     ordered, order = code.sort(stable=True)
-    return order[torch.bucketize(scaled, (ordered[1:] + ordered[:-1]) / 2)].to(torch.uint8)
+    middles = (ordered[1:] + ordered[:-1]) / 2
+    return order.to(torch.uint8)[torch.bucketize(scaled, middles, out_int32=True)]
 
 
-def _dequantize(numbers: Tensor, state: QuantState) -> Tensor:
-    factors = state.absmax.repeat_interleave(state.blocksize)[: numbers.numel()]
-    values: Tensor = (state.code[numbers.long()] * factors).view(state.shape).to(state.dtype)
+def _dequantize(indices: Tensor, state: QuantState) -> Tensor:
+    """Return the tensor of which these are the flat indices of codes."""
+    factors = state.absmax.repeat_interleave(state.blocksize)[: indices.numel()]
+    values: Tensor = (state.code[indices.int()] * factors).view(state.shape).to(state.dtype)
     return values
 
 
@@ -78,7 +91,7 @@ def quantize_blockwise(
     blocksize: int = 4096,
     nested: bool = False,
 ) -> tuple[Tensor, QuantState]:
-    """Return the numbers of codes in 8 bits, of the shape of the tensor, and what undoes it."""
+    """Quantize a tensor to 8 bits: return the indices of codes, of the tensor's shape, and the state to dequantize."""
     code = (create_dynamic_map() if code is None else code).to(A.device)
     scaled, largest = _normalize_blocks(A, blocksize)
     state = QuantState(largest, A.shape, code, blocksize, "dynamic", A.dtype)
@@ -86,17 +99,22 @@ def quantize_blockwise(
 
 
 def dequantize_blockwise(A: Tensor, quant_state: QuantState | None = None, *more: Any, **options: Any) -> Tensor:
-    """Return the values of what `quantize_blockwise` returned.
+    """Dequantize a tensor that `quantize_blockwise` has quantized.
 
     Raises:
         NotImplementedError: there is no ``quant_state``.
     """
-    return _dequantize(A.flatten(), _given(quant_state))
+    return _dequantize(A.flatten(), _required(quant_state))
 
 
-def _given(state: QuantState | None) -> QuantState:
+def _required(state: QuantState | None) -> QuantState:
+    """Return the state.
+
+    Raises:
+        NotImplementedError: it is None.
+    """
     if state is None:
-        raise NotImplementedError("quant_state=None: values are found by the state alone here; give it")
+        raise NotImplementedError("quant_state=None: only the state can dequantize a tensor here; give it")
     return state
 
 
@@ -109,9 +127,10 @@ def quantize_4bit(
     quant_type: str = "fp4",
     quant_storage: torch.dtype = torch.uint8,
 ) -> tuple[Tensor, QuantState]:
-    """Return two codes a byte, ``(bytes, 1)`` in ``quant_storage``, and what undoes it.
+    """Quantize a tensor to 4 bits: return two codes per byte, shape (bytes, 1), and the state to dequantize.
 
-    ``compress_statistics`` changes nothing: the largest of each block stay in fp32.
+    The bytes are viewed as ``quant_storage``. ``compress_statistics`` has no effect: the largest values of blocks stay
+    in fp32.
     """
     blocksize = blocksize or 64
     code = torch.tensor(_CODES[quant_type], device=A.device)
@@ -122,34 +141,34 @@ def quantize_4bit(
 
 
 def dequantize_4bit(A: Tensor, quant_state: QuantState | None = None, *more: Any, **options: Any) -> Tensor:
-    """Return the values of what `quantize_4bit` returned; transposed if that is.
+    """Dequantize a tensor that `quantize_4bit` has quantized; a transposed one gives the transposed tensor.
 
     Raises:
         NotImplementedError: there is no ``quant_state``.
     """
-    quant_state = _given(quant_state)
+    quant_state = _required(quant_state)
     packed = A.flatten().view(torch.uint8)
-    numbers = torch.stack((packed // 16, packed % 16), 1).flatten()[: quant_state.shape.numel()]
-    values = _dequantize(numbers, quant_state)
+    indices = torch.stack((packed // 16, packed % 16), 1).flatten()[: quant_state.shape.numel()]
+    values = _dequantize(indices, quant_state)
     return values.T if A.shape[0] == 1 else values
 
 
 def matmul_4bit(
     A: Tensor, B: Tensor, quant_state: QuantState, out: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """Return the product with a quantized matrix."""
+    """Return ``A`` times a matrix that `quantize_4bit` has quantized, plus the bias."""
     return linear(A, dequantize_4bit(B, quant_state).to(A.dtype).T, bias)
 
 
 def int8_vectorwise_quant(A: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, None]:
-    """Return rows in 8 bits, and the largest of each."""
+    """Quantize rows to int8: return them, the largest absolute value of each row, and None for outlier columns."""
     largest = A.float().abs().amax(-1)
     scaled = A.float() / largest.clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
     return (scaled * _LARGEST_INT8).round().to(torch.int8), largest, None
 
 
 def int8_vectorwise_dequant(A: Tensor, stats: Tensor) -> Tensor:
-    """Return the values of rows in 8 bits."""
+    """Dequantize rows that `int8_vectorwise_quant` has quantized."""
     return A * stats.unsqueeze(-1) / _LARGEST_INT8
 
 
@@ -161,7 +180,7 @@ class Params4bit(nn.Parameter):
     def __new__(
         cls, data: Tensor | None = None, requires_grad: bool = False, quant_state: Any = None, **options: Any
     ) -> Params4bit:
-        """Return the weight."""
+        """Create the parameter."""
         weight = super().__new__(cls, torch.empty(0) if data is None else data, requires_grad)
         weight.quant_state = quant_state
         return weight
@@ -171,12 +190,12 @@ class Int8Params(nn.Parameter):
     """A weight that `Linear8bitLt` quantizes when it is moved to a GPU."""
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True, **options: Any) -> Int8Params:
-        """Return the weight."""
+        """Create the parameter."""
         return super().__new__(cls, torch.empty(0) if data is None else data, requires_grad)
 
 
 class _Quantized(nn.Linear):
-    """A linear layer that quantizes its weight when it is moved to a GPU, once."""
+    """Base class of linear layers that quantize their weight when they are first moved to a GPU."""
 
     is_quantized = False
 
@@ -189,14 +208,16 @@ class _Quantized(nn.Linear):
         return self
 
     def _quantizes(self) -> bool:
+        """Return True if the weight is quantized on a GPU."""
         return True
 
     def _quantize(self, weight: Tensor) -> Tensor:
+        """Return the quantized weight, and keep what dequantizes it."""
         raise NotImplementedError
 
 
 class Linear4bit(_Quantized):
-    """A linear layer whose frozen weight has 4 bits a value on a GPU, kept and sent as ``quant_storage``."""
+    """A linear layer whose frozen weight has 4 bits per value on a GPU, stored and sent as ``quant_storage``."""
 
     def __init__(
         self,
@@ -243,8 +264,14 @@ class LinearFP4(Linear4bit):
         device: Any = None,
     ) -> None:
         super().__init__(
-            *(input_features, output_features, bias, compute_dtype, compress_statistics),
-            *(self._type, quant_storage, device),
+            input_features,
+            output_features,
+            bias,
+            compute_dtype,
+            compress_statistics,
+            quant_type=self._type,
+            quant_storage=quant_storage,
+            device=device,
         )
 
 
@@ -255,7 +282,7 @@ class LinearNF4(LinearFP4):
 
 
 class Linear8bitLt(_Quantized):
-    """A linear layer whose weight has 8 bits a value on a GPU; with ``has_fp16_weights`` it is trained in its dtype."""
+    """A linear layer whose weight has 8 bits per value on a GPU, or stays trainable with ``has_fp16_weights``."""
 
     def __init__(
         self,
@@ -288,7 +315,7 @@ class Linear8bitLt(_Quantized):
 
 
 class Embedding(nn.Embedding):
-    """An embedding that begins as Xavier's uniform distribution."""
+    """An embedding that is initialized with Xavier's uniform distribution."""
 
     def __init__(
         self,
@@ -304,13 +331,20 @@ class Embedding(nn.Embedding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(
-            *(num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight),
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            _weight,
             device=device,
             dtype=dtype,
         )
 
     def reset_parameters(self) -> None:
-        """Set the weight to its beginning."""
+        """Initialize the weight."""
         nn.init.xavier_uniform_(self.weight)
         if self.padding_idx is not None:
             with torch.no_grad():
@@ -318,14 +352,14 @@ class Embedding(nn.Embedding):
 
 
 class StableEmbedding(Embedding):
-    """An embedding with a layer norm, ``norm``."""
+    """An embedding followed by a layer norm, ``norm``."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, *more: Any, **options: Any) -> None:
         super().__init__(num_embeddings, embedding_dim, *more, **options)
         self.norm = nn.LayerNorm(embedding_dim, device=options.get("device"))
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as torch's
-        """Return the normed rows."""
+        """Return the layer norm of the embeddings."""
         out: Tensor = self.norm(super().forward(input).to(torch.get_default_dtype())).to(self.weight.dtype)
         return out
 

@@ -1,6 +1,6 @@
-"""Stand-ins for what DeepSpeed compiles for its optimizers: Adam, LAMB, Lion and Adagrad, on GPUs and on CPUs.
+"""Stand-ins for the ops that DeepSpeed compiles for its optimizers: Adam, LAMB, Lion and Adagrad, for GPUs and CPUs.
 
-DeepSpeed's own optimizers run: they call these ops, whose signatures are those of its C++
+DeepSpeed's own optimizers call these ops. Their signatures are those of its C++ sources
 (https://github.com/deepspeedai/DeepSpeed, ``csrc``).
 """
 
@@ -38,17 +38,17 @@ def adam(
     """Take a step of Adam in place.
 
     Args:
-        parameter: to change.
-        gradient: of it.
-        average: of the gradient, changed too.
-        square: the average of its square, likewise.
+        parameter: parameter, which is updated.
+        gradient: gradient of the parameter.
+        average: running average of the gradient, which is updated.
+        square: running average of the squared gradient, which is updated.
         lr: learning rate.
-        betas: of the averages.
-        eps: added to the root.
+        betas: decay rates of the two averages.
+        eps: number added to the denominator.
         step: number of the step, from 1.
-        decoupled: whether weight decay is taken from the parameter, and not added to the gradient.
-        corrected: whether the averages are corrected for their start.
-        weight_decay: its factor.
+        decoupled: True for AdamW's weight decay, False to add it to the gradient.
+        corrected: True to correct the averages for their start at 0.
+        weight_decay: weight decay coefficient.
     """
     gradient = gradient.float()
     if not decoupled:
@@ -76,7 +76,7 @@ def multi_tensor_adam(
     bias_correction: int,
     weight_decay: float,
 ) -> None:
-    """Take a step of Adam: gradients, parameters, averages, averages of squares."""
+    """Take a step of Adam; the lists hold gradients, parameters, averages, and averages of squares."""
     for gradient, parameter, average, square in zip(*tensor_lists, strict=True):
         adam(
             *(parameter, gradient, average, square),
@@ -91,7 +91,7 @@ def multi_tensor_adam(
 
 
 class AdamOnCPU:
-    """The functions of ``cpu_adam_op``, which keep the mode of each optimizer by its number."""
+    """The functions of ``cpu_adam_op``, which remember for each optimizer whether its weight decay is decoupled."""
 
     def __init__(self) -> None:
         self._is_decoupled: dict[int, bool] = {}
@@ -107,7 +107,7 @@ class AdamOnCPU:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> int:
-        """Keep whether weight decay is decoupled."""
+        """Register an optimizer."""
         self._is_decoupled[optimizer_id] = adamw_mode
         return 0
 
@@ -165,7 +165,7 @@ def lamb(
     bias_correction: int,
     decay: float,
 ) -> Tensor:
-    """Take a step of LAMB, and return the ratio of the norms, kept between the two coefficients."""
+    """Take a step of LAMB, and return the trust ratio, clamped to the two coefficients."""
     gradient = g.float() / grad_scale
     m.copy_(m * beta1 + (1 - beta1) * gradient)
     v.copy_(v * beta2 + (1 - beta2) * gradient * gradient)
@@ -192,7 +192,7 @@ def multi_tensor_lion(
     step: int,
     weight_decay: float,
 ) -> None:
-    """Take a step of Lion: gradients, parameters, averages."""
+    """Take a step of Lion; the lists hold gradients, parameters and averages."""
     for gradient, parameter, average in zip(*tensor_lists, strict=True):
         direction = (beta1 * average + (1 - beta1) * gradient).sign()
         parameter.sub_(lr * (direction + weight_decay * parameter))
@@ -234,38 +234,41 @@ def adagrad_update(
     return 0
 
 
-def _nothing(*args: object) -> int:
-    """Do nothing: no optimizer holds anything."""
+def _do_nothing(*args: object) -> int:
+    """Do nothing: Lion and Adagrad keep no state by optimizer."""
     return 0
 
 
-def _adam_on_cpu() -> Names:
-    ops = AdamOnCPU()
-    return {name: getattr(ops, name) for name in ("create_adam", "adam_update", "destroy_adam")}
-
+_ADAM_ON_CPU = AdamOnCPU()
 
 EXTENSIONS: dict[str, Names] = {
     "deepspeed.ops.adam.fused_adam_op": {"multi_tensor_adam": multi_tensor_adam},
-    "deepspeed.ops.adam.cpu_adam_op": _adam_on_cpu(),
+    "deepspeed.ops.adam.cpu_adam_op": {
+        "create_adam": _ADAM_ON_CPU.create_adam,
+        "adam_update": _ADAM_ON_CPU.adam_update,
+        "destroy_adam": _ADAM_ON_CPU.destroy_adam,
+    },
     "deepspeed.ops.lamb.fused_lamb_op": {"lamb": lamb},
     "deepspeed.ops.lion.fused_lion_op": {"multi_tensor_lion": multi_tensor_lion},
     "deepspeed.ops.lion.cpu_lion_op": {
-        "create_lion": _nothing,
+        "create_lion": _do_nothing,
         "lion_update": lion_update,
-        "destroy_lion": _nothing,
+        "destroy_lion": _do_nothing,
     },
     "deepspeed.ops.adagrad.cpu_adagrad_op": {
-        "create_adagrad": _nothing,
+        "create_adagrad": _do_nothing,
         "adagrad_update": adagrad_update,
-        "destroy_adagrad": _nothing,
+        "destroy_adagrad": _do_nothing,
     },
 }
 
 
 def _load(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Wrap DeepSpeed's load of an op to import the op's stand-in."""
+
     @wraps(original)
     def load(self: Any, verbose: bool = True) -> Any:
-        """Load what stands in for an op, where there is such a thing, rather than compile it."""
+        """Load the stand-in for an op; compile the op only if it has none."""
         module = self.absolute_name()
         return original(self, verbose) if registered_package(module) is None else import_module(module)
 
@@ -275,8 +278,8 @@ def _load(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
 PATCHES: tuple[Entry, ...] = (
     Patch(
         TorchName("deepspeed.ops.op_builder.builder:OpBuilder.load"),
-        "what it compiles needs a GPU, or minutes",
+        "it compiles ops, which needs a GPU, or minutes",
         _load,
-        "cuda traffic",
+        when="cuda traffic",
     ),
 )

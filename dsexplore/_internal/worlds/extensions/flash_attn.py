@@ -1,7 +1,7 @@
 """Stand-ins for FlashAttention 2 (``flash_attn``) and 3 (``flash_attn_interface``).
 
 Signatures and shapes are those of flash_attn 2.8 (https://github.com/Dao-AILab/flash-attention). Unlike the kernels,
-these take any dtype. A packed batch takes a mask of all its tokens, whose memory grows with their number squared.
+these functions accept any dtype, and a packed batch needs a mask of (tokens, tokens).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dsexplore._internal.worlds.extensions.registry import Names
 
 Window = tuple[int, int]
 Attention = Tensor | tuple[Tensor, Tensor, Tensor | None]
-"""The output; with ``return_attn_probs`` also the log-sum-exp of the scores and the weights, which are not computed."""
+"""The output; with ``return_attn_probs`` also the log-sum-exp of the scores, and None in place of the weights."""
 
 
 def flash_attn_func(
@@ -39,7 +39,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Attention:
-    """Compute attention of ``(batch, length, heads, width)``; keys and values may have fewer heads."""
+    """Compute attention of tensors (batch, length, heads, width); keys and values may have fewer heads."""
     form = Form(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes)
     out = attend(q, k, v, form)
     return (out, log_sum_exp(q, k, form), None) if return_attn_probs else out
@@ -63,7 +63,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Attention:
-    """Compute attention of a packed batch, ``(tokens, heads, width)``, whose sequences begin at ``cu_seqlens``."""
+    """Compute attention of packed sequences, shape (tokens, heads, width), which begin at ``cu_seqlens``."""
     form = Form(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes)
     mask = packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], form)
     out = attend(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), form, mask).squeeze(0)
@@ -73,13 +73,13 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *options: Any, **named: Any) -> Attention:
-    """Compute attention of ``(batch, length, 3, heads, width)``."""
+    """Compute attention of queries, keys and values in one tensor, shape (batch, length, 3, heads, width)."""
     q, k, v = qkv.unbind(2)
     return flash_attn_func(q, k, v, *options, **named)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any) -> Attention:
-    """Compute attention of queries and of ``(batch, length, 2, heads, width)``."""
+    """Compute attention with keys and values in one tensor, shape (batch, length, 2, heads, width)."""
     k, v = kv.unbind(2)
     return flash_attn_func(q, k, v, *options, **named)
 
@@ -87,7 +87,7 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *options: Any, **named: Any)
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *options: Any, **named: Any
 ) -> Attention:
-    """Compute attention of a packed batch, ``(tokens, 3, heads, width)``."""
+    """Compute attention of packed queries, keys and values in one tensor, shape (tokens, 3, heads, width)."""
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *options, **named)
 
@@ -95,24 +95,24 @@ def flash_attn_varlen_qkvpacked_func(
 def flash_attn_varlen_kvpacked_func(
     q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *options: Any, **named: Any
 ) -> Attention:
-    """Compute attention of packed queries, and of keys and values ``(tokens, 2, heads, width)``."""
+    """Compute attention of packed sequences with keys and values in one tensor, shape (tokens, 2, heads, width)."""
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *options, **named)
 
 
 def flash_attn_with_kvcache(*args: object, **named: object) -> Tensor:
-    """Raise UsageError: programs import it with the others, but only generation calls it.
+    """Raise an error: programs import this function with the others, but only generation calls it.
 
     Raises:
         UsageError: always.
     """
     raise UsageError(
-        "flash_attn is not installed, and what stands in for it here does not compute flash_attn_with_kvcache: "
-        "generate with another attention, or add it with dsexplore.register_extension"
+        "flash_attn is not installed, and its stand-in does not compute flash_attn_with_kvcache: generate with another "
+        "attention, or add it with dsexplore.register_extension"
     )
 
 
-def _third(
+def _attention_3(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -134,7 +134,7 @@ def _third(
     return (out, log_sum_exp(q, k, form), None) if return_attn_probs else out
 
 
-def _third_of_packed(
+def _varlen_attention_3(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -151,15 +151,18 @@ def _third_of_packed(
     return_attn_probs: bool = False,
     **tuning: object,
 ) -> Attention:
-    """Compute attention of a packed batch as FlashAttention 3 does, without dropout."""
+    """Compute attention of packed sequences as FlashAttention 3 does, without dropout."""
     return flash_attn_varlen_func(
-        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, 0.0, softmax_scale, causal, window_size),
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
         softcap=softcap,
         return_attn_probs=return_attn_probs,
     )
 
 
-def _third_of_qkv(
+def _qkvpacked_attention_3(
     qkv: Tensor,
     softmax_scale: float | None = None,
     causal: bool = False,
@@ -167,17 +170,20 @@ def _third_of_qkv(
     num_heads_q: int | None = None,
     **named: Any,
 ) -> Attention:
-    """Compute attention of ``(batch, length, 3, heads, width)``, or of heads of queries, keys and values in one dim."""
+    """Compute attention of queries, keys and values in one tensor, as FlashAttention 3 does.
+
+    Its shape is (batch, length, 3, heads, width), or with ``num_heads_q`` (batch, length, heads of all three, width).
+    """
     if num_heads_q is None:
         q, k, v = qkv.unbind(2)
     else:
-        others = (qkv.shape[2] - num_heads_q) // 2
-        q, k, v = qkv.split([num_heads_q, others, others], dim=2)
-    return _third(q, k, v, softmax_scale, causal, **named)
+        num_heads_k = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, num_heads_k, num_heads_k], dim=2)
+    return _attention_3(q, k, v, softmax_scale, causal, **named)
 
 
 def _two_results(attention: Callable[..., Attention]) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
-    """Return a form of FlashAttention 3, which returns the output and, if asked, the log-sum-exp."""
+    """Wrap a function to return only the output and, with ``return_attn_probs``, the log-sum-exp."""
 
     def call(*args: object, **named: object) -> Tensor | tuple[Tensor, Tensor]:
         result = attention(*args, **named)
@@ -200,7 +206,7 @@ def flash_attn_unpadded_func(
     return_attn_probs: bool = False,
     deterministic: bool = False,
 ) -> Attention:
-    """Compute attention of a packed batch as FlashAttention 1 does."""
+    """Compute attention of packed sequences as FlashAttention 1 does."""
     return flash_attn_varlen_func(
         *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal),
         return_attn_probs=return_attn_probs,
@@ -220,7 +226,7 @@ def flash_attn_unpadded_kvpacked_func(
     return_attn_probs: bool = False,
     deterministic: bool = False,
 ) -> Attention:
-    """Compute attention of a packed batch as FlashAttention 1 does, of keys and values in one tensor."""
+    """Compute attention of packed sequences with keys and values in one tensor, as FlashAttention 1 does."""
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(
         *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal),
@@ -238,7 +244,7 @@ def flash_attn_unpadded_qkvpacked_func(
     return_attn_probs: bool = False,
     deterministic: bool = False,
 ) -> Attention:
-    """Compute attention of a packed batch as FlashAttention 1 does, of queries, keys and values in one tensor."""
+    """Compute attention of packed queries, keys and values in one tensor, as FlashAttention 1 does."""
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(
         *(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale, causal),
@@ -258,33 +264,33 @@ _FUNCTIONS: Names = {
         flash_attn_with_kvcache,
     )
 }
-_THIRD: Names = {
-    "flash_attn_func": _two_results(_third),
-    "flash_attn_varlen_func": _two_results(_third_of_packed),
-    "flash_attn_qkvpacked_func": _two_results(_third_of_qkv),
+_FUNCTIONS_3: Names = {
+    "flash_attn_func": _two_results(_attention_3),
+    "flash_attn_varlen_func": _two_results(_varlen_attention_3),
+    "flash_attn_qkvpacked_func": _two_results(_qkvpacked_attention_3),
     "flash_attn_with_kvcache": flash_attn_with_kvcache,
-    **flash_attn_kernels.NAMES_OF_THIRD,
+    **flash_attn_kernels.NAMES_3,
 }
-_INSTEAD_OF_UNPADDED: Names = {
+_FUNCTIONS_1: Names = {
     "flash_attn_unpadded_func": flash_attn_unpadded_func,
     "flash_attn_unpadded_qkvpacked_func": flash_attn_unpadded_qkvpacked_func,
     "flash_attn_unpadded_kvpacked_func": flash_attn_unpadded_kvpacked_func,
 }
-"""The names of version 1."""
+"""The functions of version 1."""
 
 EXTENSIONS: dict[str, Names] = {
     "flash_attn": {
         "__version__": "2.8.3",
         **_FUNCTIONS,
-        **{f"flash_attn_interface.{name}": value for name, value in {**_FUNCTIONS, **_INSTEAD_OF_UNPADDED}.items()},
+        **{f"flash_attn_interface.{name}": value for name, value in {**_FUNCTIONS, **_FUNCTIONS_1}.items()},
         **flash_attn_kernels.NAMES,
         **flash_attn_padding.NAMES,
         **flash_attn_layers.NAMES,
         **flash_attn_modules.NAMES,
     },
-    "flash_attn_interface": {"__version__": "3.0.0", **_THIRD},
+    "flash_attn_interface": {"__version__": "3.0.0", **_FUNCTIONS_3},
     "flash_attn_3": {
         "__version__": "3.0.0",
-        **{f"flash_attn_interface.{name}": value for name, value in _THIRD.items()},
+        **{f"flash_attn_interface.{name}": value for name, value in _FUNCTIONS_3.items()},
     },
 }

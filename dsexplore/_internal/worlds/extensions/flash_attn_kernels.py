@@ -1,7 +1,7 @@
-"""Stand-ins for the functions below FlashAttention's public ones, which ring attention calls: forward, backward apart.
+"""Stand-ins for FlashAttention's internal functions that ring attention calls: forward and backward, separately.
 
-Signatures and results are those of flash_attn 2.8 and of FlashAttention 3. A backward writes the gradients into the
-tensors that it is given, and takes the sums of exponentials as they are, those of all keys with a part of them.
+Signatures and results are those of flash_attn 2.8 and of FlashAttention 3. A backward writes the gradients into tensors
+that it gets. It uses the log-sum-exp that it gets, which in ring attention is that of all keys, not only of these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dsexplore._internal.worlds.extensions.plain_attention import (
 from dsexplore._internal.worlds.extensions.registry import Names
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Output, log-sum-exp; of dropout the weights and the generator's state, which are empty."""
+"""Output and log-sum-exp; empty tensors in place of dropout's weights and random state."""
 
 
 def _flash_attn_forward(
@@ -35,7 +35,7 @@ def _flash_attn_forward(
     alibi_slopes: Tensor | None,
     return_softmax: bool,
 ) -> Results:
-    """Compute attention of ``(batch, length, heads, width)``, and no gradients."""
+    """Compute attention of tensors (batch, length, heads, width), without a graph."""
     window = window_size_left, window_size_right
     return _forward(q, k, v, Form(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes))
 
@@ -60,7 +60,7 @@ def _flash_attn_backward(
     deterministic: bool,
     rng_state: Tensor | None = None,
 ) -> Tensor:
-    """Write the gradients of `_flash_attn_forward`, and return the sums of ``dout * out``."""
+    """Write the gradients of `_flash_attn_forward`, and return the sum of ``dout * out`` over the width."""
     form = Form(softmax_scale, causal, (window_size_left, window_size_right), softcap, 0.0, alibi_slopes)
     return _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form)
 
@@ -86,7 +86,7 @@ def _flash_attn_varlen_forward(
     seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Results:
-    """Compute attention of a packed batch, ``(tokens, heads, width)``, and no gradients."""
+    """Compute attention of packed sequences, shape (tokens, heads, width), without a graph."""
     window = window_size_left, window_size_right
     form = Form(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes)
     return _forward(q, k, v, form, (cu_seqlens_q, cu_seqlens_k))
@@ -117,12 +117,12 @@ def _flash_attn_varlen_backward(
     rng_state: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> Tensor:
-    """Write the gradients of `_flash_attn_varlen_forward`, and return the sums of ``dout * out``."""
+    """Write the gradients of `_flash_attn_varlen_forward`, and return the sum of ``dout * out`` over the width."""
     form = Form(softmax_scale, causal, (window_size_left, window_size_right), softcap, 0.0, alibi_slopes)
     return _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, (cu_seqlens_q, cu_seqlens_k))
 
 
-def _third_forward(
+def _forward_3(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -141,12 +141,12 @@ def _third_forward(
     softcap: float = 0.0,
     **named: object,
 ) -> Results:
-    """Compute attention as FlashAttention 3 does, and no gradients."""
+    """Compute attention as FlashAttention 3 does, without a graph."""
     form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
-    return _forward(q, k, v, form, _ends(cu_seqlens_q, cu_seqlens_k))
+    return _forward(q, k, v, form, _offsets(cu_seqlens_q, cu_seqlens_k))
 
 
-def _third_backward(
+def _backward_3(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -172,29 +172,32 @@ def _third_backward(
     window_size_left: int = -1,
     window_size_right: int = -1,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-    """Write the gradients of FlashAttention 3's forward, and return them with the sums of ``dout * out``."""
+    """Write the gradients of FlashAttention 3's forward; return them and the sum of ``dout * out`` over the width."""
     form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
-    ends = _ends(cu_seqlens_q, cu_seqlens_k)
-    return dq, dk, dv, _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, ends)
+    offsets = _offsets(cu_seqlens_q, cu_seqlens_k)
+    return dq, dk, dv, _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, offsets)
 
 
-Ends = tuple[Tensor, Tensor]
+Offsets = tuple[Tensor, Tensor]
+"""Offsets of packed sequences, of queries and of keys."""
 
 
-def _ends(queries: Tensor | None, keys: Tensor | None) -> Ends | None:
+def _offsets(queries: Tensor | None, keys: Tensor | None) -> Offsets | None:
     return None if queries is None or keys is None else (queries, keys)
 
 
 def _window(both: tuple[int, int], left: int, right: int) -> tuple[int, int]:
+    """Return the window, which some versions get as one argument, and others as two."""
     return both if (left, right) == (-1, -1) else (left, right)
 
 
 @torch.no_grad()
-def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form, ends: Ends | None = None) -> Results:
+def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form, offsets: Offsets | None = None) -> Results:
+    """Compute attention of a batch or, with offsets, of packed sequences."""
     unused = torch.empty(0, dtype=q.dtype, device=q.device), torch.empty(2, dtype=torch.int64, device=q.device)
-    if ends is None:
+    if offsets is None:
         return attend(q, k, v, form), log_sum_exp(q, k, form), *unused
-    mask = packed_mask(ends[0], q.shape[0], ends[1], k.shape[0], form)
+    mask = packed_mask(offsets[0], q.shape[0], offsets[1], k.shape[0], form)
     q, k, v = (tensor.unsqueeze(0) for tensor in (q, k, v))
     return attend(q, k, v, form, mask).squeeze(0), log_sum_exp(q, k, form, mask).squeeze(0), *unused
 
@@ -206,19 +209,32 @@ def _backward(
     k: Tensor,
     v: Tensor,
     out: Tensor,
-    sums: Tensor,
-    written: tuple[Tensor | None, Tensor | None, Tensor | None],
+    lse: Tensor,
+    targets: tuple[Tensor | None, Tensor | None, Tensor | None],
     form: Form,
-    ends: Ends | None = None,
+    offsets: Offsets | None = None,
 ) -> Tensor:
-    mask, tensors = None, (dout, q, k, v, out, sums)
-    if ends is not None:
-        mask = packed_mask(ends[0], q.shape[0], ends[1], k.shape[0], form)
+    """Write the gradients of attention, and return the sum of ``dout * out`` over the width.
+
+    Args:
+        dout: gradient of the output.
+        q: queries.
+        k: keys.
+        v: values.
+        out: output of attention over all keys.
+        lse: log-sum-exp of the scores of all keys.
+        targets: tensors for the gradients of queries, keys and values; None for a gradient that is not needed.
+        form: how scores become weights.
+        offsets: offsets of packed sequences; None for a batch.
+    """
+    mask, tensors = None, (dout, q, k, v, out, lse)
+    if offsets is not None:
+        mask = packed_mask(offsets[0], q.shape[0], offsets[1], k.shape[0], form)
         tensors = tuple(tensor.unsqueeze(0) for tensor in tensors)  # type: ignore[assignment]
-    for place, gradient in zip(written, gradients_of_attention(*tensors, form, mask), strict=True):
-        if place is not None:
-            place.copy_(gradient if ends is None else gradient.squeeze(0))
-    return (dout * out).sum(-1, dtype=sums.dtype).transpose(-1, -2)
+    for target, gradient in zip(targets, gradients_of_attention(*tensors, form, mask), strict=True):
+        if target is not None:
+            target.copy_(gradient if offsets is None else gradient.squeeze(0))
+    return (dout * out).sum(-1, dtype=lse.dtype).transpose(-1, -2)
 
 
 NAMES: Names = {
@@ -231,4 +247,4 @@ NAMES: Names = {
     )
     for wrapped in ("", "_wrapped")
 }
-NAMES_OF_THIRD: Names = {"_flash_attn_forward": _third_forward, "_flash_attn_backward": _third_backward}
+NAMES_3: Names = {"_flash_attn_forward": _forward_3, "_flash_attn_backward": _backward_3}

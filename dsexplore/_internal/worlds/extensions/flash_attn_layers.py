@@ -20,13 +20,13 @@ from dsexplore._internal.worlds.extensions.vocabulary_loss import cross_entropy_
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Return ``(..., heads, width)`` with its first elements rotated in pairs.
+    """Return the input with its first elements rotated in pairs; the elements without a pair are unchanged.
 
     Args:
-        x: ``(..., length, heads, width)``.
-        cos: ``(..., length, pairs)``.
-        sin: likewise.
-        interleaved: whether pairs are neighbors, rather than an element of each half.
+        x: input, shape (..., length, heads, width).
+        cos: cosines of the angles, shape (..., length, pairs).
+        sin: sines of the angles, shape (..., length, pairs).
+        interleaved: True if a pair is two neighbors, False if it is an element of each half.
     """
     width = 2 * cos.shape[-1]
     pairs = x[..., :width].unflatten(-1, (-1, 2) if interleaved else (2, -1))
@@ -40,17 +40,17 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> T
 def _tables(
     x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the rows of both tables that belong to the places of the tokens."""
+    """Return the rows of both tables for the positions of the tokens in their sequences, plus the offsets."""
     length = x.shape[0] if cu_seqlens is not None else x.shape[1]
-    places = torch.arange(length, device=cos.device)
+    positions = torch.arange(length, device=cos.device)
     if cu_seqlens is not None:
-        number = torch.bucketize(places, cu_seqlens[1:].to(places.dtype), right=True)
-        places = (places - cu_seqlens.to(places.dtype)[number]).clamp(max=cos.shape[0] - 1)
+        sequence = torch.bucketize(positions, cu_seqlens[1:].to(positions.dtype), right=True)
+        positions = (positions - cu_seqlens.to(positions.dtype)[sequence]).clamp(max=cos.shape[0] - 1)
     if isinstance(offsets, Tensor):
-        places = places[None] + offsets[:, None]
+        positions = positions[None] + offsets[:, None]
     elif offsets:
-        places = places + offsets
-    return cos[places], sin[places]
+        positions = positions + offsets
+    return cos[positions], sin[positions]
 
 
 def apply_rotary_emb(
@@ -63,7 +63,7 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """Rotate ``(batch, length, heads, width)``, or ``(tokens, heads, width)`` with ``cu_seqlens``."""
+    """Rotate a tensor of shape (batch, length, heads, width), or (tokens, heads, width) with ``cu_seqlens``."""
     out = rotated(x, *_tables(x, cos, sin, seqlen_offsets, cu_seqlens), interleaved)
     if inplace:
         x.data.copy_(out.data)
@@ -81,7 +81,7 @@ def apply_rotary(
     inplace: bool = False,
     conjugate: bool = False,
 ) -> Tensor:
-    """Do what `apply_rotary_emb` does; with ``conjugate`` rotate back."""
+    """Call `apply_rotary_emb`; with ``conjugate`` rotate in the other direction."""
     sin = -sin if conjugate else sin
     return apply_rotary_emb(x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
 
@@ -96,15 +96,19 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets: int | Tensor = 0,
     num_heads_q: int | None = None,
 ) -> Tensor:
-    """Rotate the queries and keys of ``(batch, length, 3, heads, width)``, or of ``(…, all heads, width)``."""
-    of_keys = (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)
+    """Rotate in place the queries and keys of a tensor of queries, keys and values.
+
+    Its shape is (batch, length, 3, heads, width), or (batch, length, heads of all three, width).
+    """
+    cos_k, sin_k = cos if cos_k is None else cos_k, sin if sin_k is None else sin_k
     if qkv.dim() == 5:
         query, key, value = qkv.unbind(2)
     else:
-        queries = num_heads_q or qkv.shape[2] // 3
-        query, key, value = qkv.split((queries, *[(qkv.shape[2] - queries) // 2] * 2), 2)
+        num_heads_q = num_heads_q or qkv.shape[2] // 3
+        num_heads_k = (qkv.shape[2] - num_heads_q) // 2
+        query, key, value = qkv.split((num_heads_q, num_heads_k, num_heads_k), 2)
     query = apply_rotary_emb(query, cos, sin, interleaved, seqlen_offsets=seqlen_offsets)
-    key = apply_rotary_emb(key, *of_keys, interleaved, seqlen_offsets=seqlen_offsets)
+    key = apply_rotary_emb(key, cos_k, sin_k, interleaved, seqlen_offsets=seqlen_offsets)
     out = torch.stack((query, key, value), 2) if qkv.dim() == 5 else torch.cat((query, key, value), 2)
     qkv.data.copy_(out.data)
     return out
@@ -113,7 +117,7 @@ def apply_rotary_emb_qkv_(
 def apply_rotary_emb_kv_(
     kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
 ) -> Tensor:
-    """Rotate the keys of ``(batch, length, 2, heads, width)``."""
+    """Rotate in place the keys of a tensor of keys and values, shape (batch, length, 2, heads, width)."""
     key, value = kv.unbind(2)
     key = apply_rotary_emb(key, cos, sin, interleaved, seqlen_offsets=seqlen_offsets)
     out = torch.stack((key, value), 2)
@@ -122,7 +126,7 @@ def apply_rotary_emb_kv_(
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary position embeddings with their own tables; XPos (``scale_base``) is not computed."""
+    """Rotary position embedding that computes its tables of angles; XPos (``scale_base``) is not computed."""
 
     inv_freq: Tensor
 
@@ -149,12 +153,17 @@ class RotaryEmbedding(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotate queries and keys packed in ``qkv``; with ``kv`` the queries in ``qkv``, and the keys in ``kv``."""
         offset = seqlen_offset if isinstance(seqlen_offset, int) else (max_seqlen or 0)
-        places = torch.arange(qkv.shape[1] + offset, device=qkv.device, dtype=torch.float32)
-        angles = torch.outer(places, self.inv_freq.float())
+        positions = torch.arange(qkv.shape[1] + offset, device=qkv.device, dtype=torch.float32)
+        angles = torch.outer(positions, self.inv_freq.float())
         cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
         if kv is None:
             return apply_rotary_emb_qkv_(
-                *(qkv, cos, sin, None, None, self.interleaved), seqlen_offsets=seqlen_offset, num_heads_q=num_heads_q
+                qkv,
+                cos,
+                sin,
+                interleaved=self.interleaved,
+                seqlen_offsets=seqlen_offset,
+                num_heads_q=num_heads_q,
             )
         query = apply_rotary_emb(qkv, cos, sin, self.interleaved, inplace=True, seqlen_offsets=seqlen_offset)
         return query, apply_rotary_emb_kv_(kv, cos, sin, self.interleaved, seqlen_offset)
@@ -171,9 +180,10 @@ def cross_entropy_loss(
     inplace_backward: bool = False,
     process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of the rows of ``(batch, words)``, and the z-losses of ``lse_square_scale``, both fp32.
+    """Return the loss and the z-loss of each row of logits, shape (rows, vocabulary), both in fp32.
 
-    ``precomputed_lse`` changes nothing: it is computed again.
+    The z-loss is ``lse_square_scale`` times the squared log-sum-exp, which is computed also if ``precomputed_lse`` is
+    given.
     """
     logits = logits.float() * logit_scale
     loss, lse = cross_entropy_of_shards(logits, labels, label_smoothing, ignore_index, process_group)
@@ -182,9 +192,9 @@ def cross_entropy_loss(
 
 
 class CrossEntropyLoss(nn.Module):
-    """Cross entropy of words that may be divided among the ranks of ``process_group``.
+    """Cross entropy; the vocabulary may be sharded over the ranks of ``process_group``.
 
-    The squared log-sum-exp times ``lse_square_scale`` is added to the loss; ``return_z_loss`` returns it, too.
+    The squared log-sum-exp times ``lse_square_scale`` is added to the loss, and returned too with ``return_z_loss``.
     """
 
     def __init__(
@@ -208,12 +218,12 @@ class CrossEntropyLoss(nn.Module):
         target: Tensor,
         precomputed_lse: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the loss of ``(batch, words)``."""
+        """Return the loss of logits, shape (rows, vocabulary)."""
         losses = cross_entropy_loss(input, target, precomputed_lse, *self.options)
-        loss, z_loss = (self._reduced(part, target) for part in losses)
+        loss, z_loss = (self._reduce(rows, target) for rows in losses)
         return (loss, z_loss) if self.return_z_loss else loss
 
-    def _reduced(self, losses: Tensor, target: Tensor) -> Tensor:
+    def _reduce(self, losses: Tensor, target: Tensor) -> Tensor:
         if self.reduction == "none":
             return losses
         total = losses.sum()
@@ -257,7 +267,7 @@ class DropoutRMSNorm(PlainRMSNorm):
     def forward(
         self, x: Tensor, residual: Tensor | None = None, prenorm: bool = False, residual_in_fp32: bool = False
     ) -> Any:
-        """Return the norm; with ``prenorm`` also what was normed."""
+        """Return the norm; with ``prenorm`` also its input after dropout and the sum."""
         return rms_norm_fn(
             x,
             self.weight,

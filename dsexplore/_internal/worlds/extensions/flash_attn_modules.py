@@ -1,4 +1,4 @@
-"""Stand-ins for ``flash_attn.modules``: attention with its projections, and a block of a transformer."""
+"""Stand-ins for ``flash_attn.modules``: multi-head attention with its projections, and a transformer block."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from dsexplore._internal.worlds.extensions.registry import Names
 
 
 class MHA(nn.Module):
-    """Attention of several heads, between a projection of queries, keys and values, and one of the output.
+    """Multi-head attention with projections of queries, keys and values, and of the output.
 
-    With ``cross_attn`` keys and values come from another input, by a projection of their own. ``return_residual``
-    returns the input, too.
+    With ``cross_attn``, keys and values are projected from another input. With ``return_residual`` the input is
+    returned too.
+
+    Raises:
+        UsageError: ``dwconv=True``, a convolution that is not computed here.
     """
 
     def __init__(
@@ -54,14 +57,14 @@ class MHA(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.dropout, self.return_residual, self.cross_attn = dropout, return_residual, cross_attn
         self.form = Form(softmax_scale, causal, window_size)
-        of_kv = 2 * self.head_dim * self.num_heads_kv
-        place: Any = {"device": device, "dtype": dtype}
+        kv_width = 2 * self.head_dim * self.num_heads_kv
+        factory: Any = {"device": device, "dtype": dtype}
         if cross_attn:
-            self.Wq = nn.Linear(embed_dim, embed_dim, qkv_proj_bias, **place)
-            self.Wkv = nn.Linear(embed_dim, of_kv, qkv_proj_bias, **place)
+            self.Wq = nn.Linear(embed_dim, embed_dim, qkv_proj_bias, **factory)
+            self.Wkv = nn.Linear(embed_dim, kv_width, qkv_proj_bias, **factory)
         else:
-            self.Wqkv = nn.Linear(embed_dim, embed_dim + of_kv, qkv_proj_bias, **place)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, out_proj_bias, **place)
+            self.Wqkv = nn.Linear(embed_dim, embed_dim + kv_width, qkv_proj_bias, **factory)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, out_proj_bias, **factory)
         if rotary_emb_dim:
             self.rotary_emb = RotaryEmbedding(rotary_emb_dim, rotary_emb_base, rotary_emb_interleaved, device=device)
 
@@ -79,17 +82,17 @@ class MHA(nn.Module):
         """Return the output; with ``return_residual`` also the input.
 
         Args:
-            x: ``(batch, length, width)``, or ``(tokens, width)`` of a packed batch.
-            x_kv: what keys and values of cross attention come from; None for ``x``.
-            key_padding_mask: ``(batch, length)``, True for keys that are seen.
-            cu_seqlens: where the packed sequences begin, and the last one ends.
-            max_seqlen: of the kernels.
-            mixer_subset: the places whose output is wanted, of cross attention.
-            inference_params: the cache of a generation.
-            packing: ``cu_seqlens_k``, where the packed sequences of keys begin.
+            x: input, shape (batch, length, width), or (tokens, width) for a packed batch.
+            x_kv: input for keys and values of cross attention; None for ``x``.
+            key_padding_mask: True for keys that take part, shape (batch, length).
+            cu_seqlens: offsets of the packed sequences, shape (sequences + 1,); None for a batch with padding.
+            max_seqlen: length of the longest sequence; has no effect here.
+            mixer_subset: positions to compute the output of, with cross attention; None for all.
+            inference_params: cache for generation, which is not supported here.
+            packing: ``cu_seqlens_k``, the offsets of the packed sequences of keys.
 
         Raises:
-            UsageError: a generation with a cache.
+            UsageError: ``inference_params`` are given.
         """
         if inference_params is not None:
             raise UsageError(
@@ -101,22 +104,23 @@ class MHA(nn.Module):
             out = self._attend(x, x_kv, mixer_subset, mask, self.form)
         else:
             keys = x if x_kv is None else x_kv
-            of_keys: Tensor = packing.get("cu_seqlens_k", cu_seqlens)
-            mask = packed_mask(cu_seqlens, len(x), of_keys, len(keys), self.form)
-            others = None if x_kv is None else x_kv.unsqueeze(0)
-            out = self._attend(x.unsqueeze(0), others, None, mask, Form(self.form.scale)).squeeze(0)
+            cu_seqlens_k: Tensor = packing.get("cu_seqlens_k", cu_seqlens)
+            mask = packed_mask(cu_seqlens, len(x), cu_seqlens_k, len(keys), self.form)
+            batch_kv = None if x_kv is None else x_kv.unsqueeze(0)
+            out = self._attend(x.unsqueeze(0), batch_kv, None, mask, Form(self.form.scale)).squeeze(0)
         return (out, x) if self.return_residual else out
 
     def _attend(self, x: Tensor, x_kv: Tensor | None, subset: Any, mask: Tensor | None, form: Form) -> Tensor:
-        of_heads = (self.num_heads, self.num_heads_kv, self.num_heads_kv)
+        """Project, attend, and project the output; arguments as for `forward`, with a mask and a form."""
+        heads_per_part = (self.num_heads, self.num_heads_kv, self.num_heads_kv)
         if self.cross_attn:
             q = self.Wq(x if subset is None else x[:, subset]).unflatten(-1, (-1, self.head_dim))
-            k, v = self.Wkv(x if x_kv is None else x_kv).unflatten(-1, (-1, self.head_dim)).split(of_heads[1:], 2)
+            k, v = self.Wkv(x if x_kv is None else x_kv).unflatten(-1, (-1, self.head_dim)).split(heads_per_part[1:], 2)
         else:
             heads = self.Wqkv(x).unflatten(-1, (-1, self.head_dim))
             if hasattr(self, "rotary_emb"):
                 heads = self.rotary_emb(heads, num_heads_q=self.num_heads)
-            q, k, v = heads.split(of_heads, 2)
+            q, k, v = heads.split(heads_per_part, 2)
         if mask is not None and form.causal:
             mask = mask & torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=x.device).tril(
                 k.shape[1] - q.shape[1]
@@ -127,10 +131,10 @@ class MHA(nn.Module):
 
 
 class BlockOfMixer(nn.Module):
-    """A block of a transformer: a mixer and an MLP, each with a norm after it, or before it with ``prenorm``.
+    """A transformer block: a mixer, such as attention, and an MLP, each with a norm before (``prenorm``) or after it.
 
-    With ``prenorm`` the sum is passed on beside the output, in fp32 with ``residual_in_fp32``. Without it, mixer and
-    MLP return what is added to their output with ``return_residual``. ``drop_path1`` and ``drop_path2`` drop nothing.
+    With ``prenorm`` the residual is returned beside the output, in fp32 with ``residual_in_fp32``. Without it, and with
+    ``return_residual``, mixer and MLP return their residuals. ``drop_path1`` and ``drop_path2`` have no effect.
     """
 
     def __init__(
@@ -166,12 +170,14 @@ class BlockOfMixer(nn.Module):
         mixer_subset: Any = None,
         mixer_kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Return the output; with ``prenorm`` also the sum to hand to the next block."""
+        """Return the output; with ``prenorm`` also the residual for the next block."""
         has_mlp = not isinstance(self.mlp, nn.Identity)
         mixer_kwargs = mixer_kwargs or {}
         if not self.prenorm:
-            hidden = self._added(self.norm1, self.dropout1, self.mixer(hidden_states, **mixer_kwargs), hidden_states)
-            return self._added(self.norm2, self.dropout2, self.mlp(hidden), hidden) if has_mlp else hidden
+            hidden = self._add_and_norm(
+                self.norm1, self.dropout1, self.mixer(hidden_states, **mixer_kwargs), hidden_states
+            )
+            return self._add_and_norm(self.norm2, self.dropout2, self.mlp(hidden), hidden) if has_mlp else hidden
         hidden, residual = self._normed(self.norm1, self.dropout1(hidden_states), residual)
         hidden = self.mixer(hidden, **mixer_kwargs)
         if has_mlp:
@@ -179,12 +185,14 @@ class BlockOfMixer(nn.Module):
             hidden = self.mlp(hidden)
         return hidden, residual
 
-    def _added(self, norm: nn.Module, dropout: nn.Module, out: Any, residual: Tensor) -> Tensor:
+    def _add_and_norm(self, norm: nn.Module, dropout: nn.Module, out: Any, residual: Tensor) -> Tensor:
+        """Return the norm of a layer's output plus the residual, which the layer may have returned."""
         out, residual = out if self.return_residual else (out, residual)
         normed: Tensor = norm(dropout(out) + residual)
         return normed
 
     def _normed(self, norm: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the norm of ``x`` plus the residual, and that sum, the new residual."""
         total = x if residual is None else x + residual
         normed: Tensor = norm(total.to(getattr(norm, "weight", total).dtype))
         return normed, total.float() if self.residual_in_fp32 else total
@@ -202,7 +210,7 @@ def dropout_add_layer_norm(
     prenorm: bool = False,
     **options: Any,
 ) -> Any:
-    """Drop a part of ``x0``, add the residual, and return the layer norm; with ``prenorm`` also what was normed."""
+    """Return the layer norm of ``x0`` after dropout plus the residual; with ``prenorm`` also that sum."""
     total = torch.dropout(x0, dropout_p, train=True) if dropout_p else x0
     total = total if residual is None else total + residual
     normed = torch_layer_norm(total, weight.shape, weight, bias, epsilon).to(x0.dtype)

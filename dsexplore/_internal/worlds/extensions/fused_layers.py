@@ -1,6 +1,6 @@
-"""Linear layers with activations, as Apex and FlashAttention fuse them.
+"""Linear layers with activations that Apex and FlashAttention fuse, in plain torch.
 
-Parameters have the names and shapes of theirs; options of the kernels change no shape.
+Parameters have the same names and shapes as in these packages; options that choose kernels have no effect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Return GELU in its approximation by tanh, as the kernels compute it."""
+    """Return GELU with the tanh approximation, as the kernels compute it."""
     return functional.gelu(x, approximate="tanh")
 
 
@@ -31,12 +31,12 @@ _ACTIVATIONS: dict[str, Activation] = {"none": lambda x: x, "relu": torch.relu, 
 
 
 def square_relu(x: Tensor) -> Tensor:
-    """Return the square of what is above 0."""
+    """Return the square of ReLU."""
     return torch.relu(x).square()
 
 
 class MLP(nn.Module):
-    """Apex's layers of one width after the other, each with its activation."""
+    """Apex's MLP: linear layers of the widths ``mlp_sizes``, each followed by the activation."""
 
     def __init__(self, mlp_sizes: list[int], bias: bool = True, activation: str = "relu") -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class MLP(nn.Module):
 
 
 class DenseGeluDense(nn.Module):
-    """Apex's two linear layers with GELU between them."""
+    """Apex's two linear layers with a GELU between them."""
 
     def __init__(self, in_features: int, intermediate_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class DenseGeluDense(nn.Module):
 
 
 class Dense(nn.Linear):
-    """A linear layer that with ``return_residual`` returns its input too, as FlashAttention's."""
+    """FlashAttention's linear layer, which also returns its input with ``return_residual``."""
 
     def __init__(
         self,
@@ -97,12 +97,13 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, return_residual
 
 
 class Mlp(nn.Module):
-    """FlashAttention's two layers with an activation between them; the width between is four times that of the input.
+    """FlashAttention's MLP: two linear layers with an activation between them.
 
-    The activation is a function, or ``"gelu_approx"``, ``"relu"`` or ``"sqrelu"``.
+    The activation is a function, or ``"gelu_approx"``, ``"relu"`` or ``"sqrelu"``. The hidden width is four times that
+    of the input unless given.
     """
 
-    _parts = 1
+    _outputs_per_hidden = 1
 
     def __init__(
         self,
@@ -122,23 +123,24 @@ class Mlp(nn.Module):
         by_name: dict[str, Activation] = {"gelu_approx": gelu, "relu": torch.relu, "sqrelu": square_relu}
         self.activation = by_name[activation] if isinstance(activation, str) else activation
         self.return_residual = return_residual
-        self.fc1 = nn.Linear(in_features, hidden * self._parts, bias1, device=device, dtype=dtype)
+        self.fc1 = nn.Linear(in_features, hidden * self._outputs_per_hidden, bias1, device=device, dtype=dtype)
         self.fc2 = nn.Linear(hidden, out_features or in_features, bias2, device=device, dtype=dtype)
 
     def _hidden(self, width: int, hidden: int | None, options: dict[str, Any]) -> int:
+        """Return the hidden width, from the input's width and the hidden width that was given, if any."""
         return hidden or 4 * width
 
     def forward(self, x: Tensor) -> Any:
         """Return the output; with ``return_residual`` also the input."""
-        out = self.fc2(self._activated(self.fc1(x)))
+        out = self.fc2(self._activate(self.fc1(x)))
         return (out, x) if self.return_residual else out
 
-    def _activated(self, x: Tensor) -> Tensor:
+    def _activate(self, x: Tensor) -> Tensor:
         return self.activation(x)
 
 
 class FusedMLP(Mlp):
-    """FlashAttention's two fused layers, whose activation is GELU approximated by tanh unless given."""
+    """FlashAttention's fused MLP; its activation is GELU with the tanh approximation unless given."""
 
     def __init__(
         self, in_features: int, hidden_features: int | None = None, out_features: int | None = None, **options: Any
@@ -148,12 +150,12 @@ class FusedMLP(Mlp):
 
 
 class GatedMlp(Mlp):
-    """FlashAttention's gated layers: half of the first one's output, times the activation of the other half.
+    """FlashAttention's gated MLP: half of the first layer's output times the activation of the other half.
 
-    The width between is 8/3 of that of the input, rounded up to ``multiple_of``.
+    The hidden width is 8/3 of that of the input unless given, rounded up to ``multiple_of``.
     """
 
-    _parts = 2
+    _outputs_per_hidden = 2
 
     def __init__(
         self,
@@ -169,6 +171,6 @@ class GatedMlp(Mlp):
         multiple: int = options.get("multiple_of", 128)
         return -(-(hidden or int(8 * width / 3)) // multiple) * multiple
 
-    def _activated(self, x: Tensor) -> Tensor:
+    def _activate(self, x: Tensor) -> Tensor:
         y, gate = x.chunk(2, -1)
         return y * self.activation(gate)

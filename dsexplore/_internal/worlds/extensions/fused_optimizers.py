@@ -1,6 +1,6 @@
-"""Optimizers as fused kernels compute them: torch's own Adam and SGD, LAMB and others, under the names of extensions.
+"""Optimizers that extensions implement as fused kernels: Adam, SGD, LAMB, Lion, LARS, AdEMAMix and NovoGrad.
 
-They send nothing; what they hold is what the kernels hold, averages in fp32.
+They hold the same states as the kernels, averages in fp32, and send nothing.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Parameters = Iterable[Any]
 Betas = tuple[float, float]
 
 REQUIRED = Parameter.empty
-"""The default of an argument that has to be given."""
-_OF_KERNELS = {
+"""Marks an argument without a default."""
+_WITHOUT_EFFECT = {
     *("set_grad_none", "capturable", "master_weights", "master_weight_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"),
     *("use_decoupled_grad", "store_param_remainders", "materialize_master_grads", "wd_after_momentum"),
     *("reduced_precision_dtype", "optim_bits", "args", "min_8bit_size", "percentile_clipping", "block_wise"),
     "is_paged",
 }
-"""Arguments of fused kernels that change nothing here."""
+"""Arguments of fused kernels that have no effect here."""
 OF_BITSANDBYTES: Mapping[str, Any] = {
     "optim_bits": 32,
     "args": None,
@@ -32,14 +32,14 @@ OF_BITSANDBYTES: Mapping[str, Any] = {
     "percentile_clipping": 100,
     "block_wise": True,
 }
-"""The last arguments of most optimizers of bitsandbytes."""
+"""The last arguments, with defaults, of most optimizers of bitsandbytes."""
 
 
 class KernelOptimizer(torch.optim.Optimizer):
-    """An optimizer with the arguments of a fused kernel."""
+    """An optimizer with the arguments of a fused kernel, which a subclass lists in `DEFAULTS`."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
-    """{argument after ``params``: its default}, in the order of the extension."""
+    """{argument: its default}, in the extension's order, without ``params``."""
     __signature__: ClassVar[Signature]
 
     def __init_subclass__(cls) -> None:
@@ -51,22 +51,22 @@ class KernelOptimizer(torch.optim.Optimizer):
 
     def __init__(self, *values: Any, **named: Any) -> None:
         try:
-            given = self.__signature__.bind(*values, **named)
+            bound = self.__signature__.bind(*values, **named)
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}(): {error}") from None
-        given.apply_defaults()
-        options = {name: value for name, value in given.arguments.items() if name not in _OF_KERNELS}
+        bound.apply_defaults()
+        options = {name: value for name, value in bound.arguments.items() if name not in _WITHOUT_EFFECT}
         self._initialize(options.pop("params"), **options)
 
     def _initialize(self, params: Parameters, **options: Any) -> None:
-        """Initialize the optimizer of torch that comes next among the base classes."""
+        """Initialize torch's optimizer, the next base class, with the arguments that have an effect."""
         super().__init__(params, **options)
 
 
 class PlainAdam(KernelOptimizer, torch.optim.AdamW):
     """Adam, with decoupled weight decay unless ``adam_w_mode`` is False.
 
-    ``bias_correction`` is kept and has no effect: averages are corrected for their start.
+    ``bias_correction`` has no effect: averages are always corrected for their start at 0.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -106,7 +106,7 @@ class PlainSGD(KernelOptimizer, torch.optim.SGD):
 
 
 class ByParameter(KernelOptimizer):
-    """An optimizer that updates one parameter after another, with averages in fp32."""
+    """Base class of optimizers that update one parameter after the other, with averages in fp32."""
 
     def _initialize(self, params: Parameters, **options: Any) -> None:
         torch.optim.Optimizer.__init__(self, params, options)
@@ -127,35 +127,37 @@ class ByParameter(KernelOptimizer):
         return loss
 
     def _prepare(self) -> None:
-        """Look at the gradients before the first update."""
+        """Prepare a step, before the first parameter is updated."""
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update a parameter in place, from its gradient in fp32."""
         raise NotImplementedError
 
     def _average(self, parameter: Tensor, name: str) -> Tensor:
-        """Return an average of a parameter's state, which begins with 0."""
+        """Return an average from a parameter's state; zeros at first."""
         state = self.state[parameter]
         if name not in state:
             state[name] = torch.zeros_like(parameter, dtype=torch.float32)
         average: Tensor = state[name]
         return average
 
-    def _adam(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], part: float) -> Tensor:
-        """Return the update of Adam, which enters the gradient into its average times `part`."""
+    def _adam(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], weight: float) -> Tensor:
+        """Update the averages of Adam, and return its update; `weight` is that of the gradient in its average."""
         first, second = group["betas"]
         average, square = self._average(parameter, "exp_avg"), self._average(parameter, "exp_avg_sq")
-        average.mul_(first).add_(gradient, alpha=part)
+        average.mul_(first).add_(gradient, alpha=weight)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        corrected = (1 - first ** group["step"], 1 - second ** group["step"]) if group["bias_correction"] else (1, 1)
-        update: Tensor = (average / corrected[0]) / ((square / corrected[1]).sqrt() + group["eps"])
+        if group["bias_correction"]:
+            average, square = average / (1 - first ** group["step"]), square / (1 - second ** group["step"])
+        update: Tensor = average / (square.sqrt() + group["eps"])
         return update
 
 
 class PlainLAMB(ByParameter):
     """LAMB: Adam whose update of each parameter has the norm of that parameter (https://arxiv.org/abs/1904.00962).
 
-    As in Apex, parameters without weight decay are updated by Adam unless ``use_nvlamb``, and gradients whose norm is
-    above ``max_grad_norm`` are scaled to it; 0 for never.
+    As in Apex, parameters without weight decay are updated by Adam unless ``use_nvlamb``, and gradients are clipped to
+    the norm ``max_grad_norm``, unless it is 0.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -173,7 +175,7 @@ class PlainLAMB(ByParameter):
     }
 
     def _prepare(self) -> None:
-        """Find the divisor that limits the gradients' norm to ``max_grad_norm``."""
+        """Compute the divisor that limits the gradients' norm to ``max_grad_norm``."""
         gradients = [
             parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
         ]
@@ -216,7 +218,7 @@ class PlainLion(ByParameter):
 
 
 class PlainLARS(ByParameter):
-    """SGD whose update of each parameter has at most the part ``max_unorm`` of that parameter's norm; 0 for any."""
+    """SGD; the norm of an update is at most ``max_unorm`` times that of its parameter, or unlimited with 0."""
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "lr": REQUIRED,
@@ -237,23 +239,23 @@ class PlainLARS(ByParameter):
         dampening = group["dampening"] if group["step"] > 1 else 0
         momentum.mul_(group["momentum"]).add_(gradient, alpha=1 - dampening)
         update = gradient + group["momentum"] * momentum if group["nesterov"] else momentum
-        update = update * at_most(parameter, update, group["max_unorm"])
+        update = update * norm_limit(parameter, update, group["max_unorm"])
         parameter.sub_((group["lr"] * update).to(parameter.dtype))
 
 
-def at_most(parameter: Tensor, update: Tensor, part: float) -> Tensor:
-    """Return the factor that limits an update's norm to a part of the parameter's; without a part 1."""
-    if not part:
+def norm_limit(parameter: Tensor, update: Tensor, ratio: float) -> Tensor:
+    """Return the factor that limits an update's norm to so many times the parameter's norm; 1 for ``ratio=0``."""
+    if not ratio:
         return torch.ones(())
-    factor: Tensor = part * parameter.float().norm() / update.norm()
+    factor: Tensor = ratio * parameter.float().norm() / update.norm()
     return factor.clamp(max=1.0).nan_to_num(1.0)
 
 
 class PlainAdEMAMix(ByParameter):
     """AdEMAMix: Adam with a second, slower average of gradients (https://arxiv.org/abs/2409.03137).
 
-    ``alpha`` is the factor of the slow average, and the third beta its own; they grow to their values in ``t_alpha``
-    and ``t_beta3`` steps. Weight decay is decoupled.
+    ``alpha`` is the factor of the slow average, and the third beta its decay rate; they grow to their values in
+    ``t_alpha`` and ``t_beta3`` steps. Weight decay is decoupled.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -285,11 +287,11 @@ class PlainAdEMAMix(ByParameter):
 
 
 class PlainNovoGrad(ByParameter):
-    """NovoGrad: gradients divided by an average of their norm, one a parameter (https://arxiv.org/abs/1905.11286).
+    """NovoGrad: gradients divided by a running average of their norm, per parameter (https://arxiv.org/abs/1905.11286).
 
-    With ``reg_inside_moment`` weight decay is in the average, which gradients enter with a factor if
-    ``grad_averaging``. The norm is the largest element's with ``norm_type`` 0, and its average begins as 0 with
-    ``init_zero``.
+    ``reg_inside_moment`` adds weight decay to the gradient, before it is averaged. ``grad_averaging`` weights gradients
+    by ``1 - beta1`` in the average. The norm is the 2-norm, or with ``norm_type=0`` the maximum norm; its average
+    begins as the first norm, or with ``init_zero`` as 0.
     """
 
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
@@ -312,14 +314,17 @@ class PlainNovoGrad(ByParameter):
         norm = gradient.norm().square() if has_squares else gradient.abs().max()
         before = state.get("exp_avg_sq", torch.zeros_like(norm) if group["init_zero"] else norm)
         state["exp_avg_sq"] = average_norm = before.lerp(norm, 1 - second)
-        corrected = (1 - first**step, 1 - second**step) if group["bias_correction"] else (1, 1)
-        denominator = (average_norm.sqrt() if has_squares else average_norm) / corrected[1] ** 0.5 + group["eps"]
+        first_correction, second_correction = 1.0, 1.0
+        if group["bias_correction"]:
+            first_correction, second_correction = 1 - first**step, 1 - second**step
+        denominator = average_norm.sqrt() if has_squares else average_norm
+        denominator = denominator / second_correction**0.5 + group["eps"]
         decay = group["weight_decay"] * parameter
         if group["reg_inside_moment"]:
             gradient = gradient / denominator + decay
         average = self._average(parameter, "exp_avg")
         average.mul_(first).add_(gradient, alpha=1 - first if group["grad_averaging"] else 1)
-        update = average / corrected[0]
+        update = average / first_correction
         if not group["reg_inside_moment"]:
             update = update / denominator + decay
         parameter.sub_((group["lr"] * update).to(parameter.dtype))

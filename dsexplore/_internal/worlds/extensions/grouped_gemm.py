@@ -13,13 +13,13 @@ from dsexplore._internal.worlds.extensions.registry import Names
 
 
 def gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_b: bool = False) -> Tensor:
-    """Return each expert's tokens times its matrix, ``(tokens, width out)``.
+    """Return each expert's tokens times its matrix, shape (tokens, out width).
 
     Args:
-        a: ``(tokens, width)``, in the order of experts.
-        b: ``(experts, width, width out)``; the last two the other way round with ``trans_b``.
-        batch_sizes: ``(experts,)``: numbers of tokens.
-        trans_b: whether the matrices are transposed.
+        a: tokens in the order of their experts, shape (tokens, width).
+        b: matrices, shape (experts, width, out width), or (experts, out width, width) with ``trans_b``.
+        batch_sizes: number of tokens of each expert, shape (experts,).
+        trans_b: True if the matrices are transposed.
     """
     b = b.transpose(1, 2) if trans_b else b
     parts = a.split(_sizes(batch_sizes, a))
@@ -27,7 +27,7 @@ def gmm(a: Tensor, b: Tensor, batch_sizes: Tensor, trans_b: bool = False) -> Ten
 
 
 def _sizes(batch_sizes: Tensor, tokens: Tensor) -> list[int]:
-    """Return the number of tokens of each expert; equal ones of a fake tensor, which has no numbers."""
+    """Return the number of tokens of each expert; for fake tensors, which have no values, equal numbers."""
     if isinstance(batch_sizes, FakeTensor) or isinstance(tokens, FakeTensor):
         experts, count = batch_sizes.shape[0], tokens.shape[0]
         return [count * (number + 1) // experts - count * number // experts for number in range(experts)]
@@ -37,22 +37,22 @@ def _sizes(batch_sizes: Tensor, tokens: Tensor) -> list[int]:
 def permute(
     input_act: Tensor, indices: Tensor, num_out_tokens: int | None = None, max_token_num: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens in the order of their experts, and where each of them went, for `unpermute`.
+    """Return the tokens in the order of their experts, and the new row of each copy of a token, for `unpermute`.
 
     Args:
-        input_act: ``(tokens, width)``.
-        indices: the experts of each token, ``(tokens,)`` or ``(tokens, experts of each)``.
-        num_out_tokens: how many to keep; None or 0 for all.
-        max_token_num: the most tokens there will be; the kernel allocates for them, and it changes nothing here.
+        input_act: tokens, shape (tokens, width).
+        indices: experts of each token, shape (tokens,) or (tokens, experts per token).
+        num_out_tokens: number of rows to return; None or 0 for all.
+        max_token_num: number of tokens to allocate memory for; has no effect here.
     """
     order = indices.flatten().argsort(stable=True)
     copies = indices.numel() // indices.shape[0]
-    kept = order if not num_out_tokens else order[:num_out_tokens]
-    return input_act[kept // copies], order.argsort()
+    rows = order[:num_out_tokens] if num_out_tokens else order
+    return input_act[rows // copies], order.argsort()
 
 
 def unpermute(input_act: Tensor, row_id_map: Tensor, probs: Tensor | None = None) -> Tensor:
-    """Return tokens in the order that `permute` found, the sum of their copies, weighted by ``probs``."""
+    """Return the tokens in their original order, each the sum of its copies, weighted by ``probs`` if given."""
     missing, width = row_id_map.shape[0] - input_act.shape[0], input_act.shape[1]
     whole = torch.cat((input_act, input_act.new_zeros(missing, width))) if missing else input_act
     tokens = probs.shape[0] if probs is not None else row_id_map.shape[0]
@@ -69,7 +69,10 @@ def backend_gmm(
     trans_b: bool = False,
     c: Tensor | None = None,
 ) -> Tensor:
-    """Return what `gmm` does; with ``trans_a`` each expert's ``a.T @ b``, ``(experts, width, width out)``."""
+    """Return the result of `gmm`; with ``trans_a`` each expert's ``a.T @ b``, shape (experts, width, out width).
+
+    A tensor ``c`` is overwritten with the result, and returned.
+    """
     if not trans_a:
         out = gmm(a, b, batch_sizes, trans_b)
     else:
@@ -79,7 +82,10 @@ def backend_gmm(
 
 
 def sinkhorn(cost: Tensor, tol: float = 0.0001) -> Tensor:
-    """Return ``exp(cost)`` with rows and columns scaled until they have equal sums, ``(tokens, experts)``."""
+    """Return ``exp(cost)``, shape (tokens, experts), with rows and columns scaled until they have equal sums.
+
+    On fake tensors, which have no values to compare, it is scaled once.
+    """
     scaled = cost.float().exp()
     rows, columns = scaled.new_ones(scaled.shape[0]), scaled.new_ones(scaled.shape[1])
     tiny, error = 1e-8, float("inf")

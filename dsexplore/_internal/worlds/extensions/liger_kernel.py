@@ -1,4 +1,4 @@
-"""Stand-ins for Liger kernels: norms, rotation, SwiGLU, losses; models of transformers are left as they are.
+"""Stand-ins for Liger kernels: norms, rotary embedding, MLPs and losses. Models of transformers are not changed.
 
 Names and signatures are those of https://github.com/linkedin/Liger-Kernel.
 """
@@ -32,7 +32,10 @@ def rms_norm(X: Tensor, W: Tensor, eps: float, offset: float = 0.0, *options: An
 def liger_rotary_pos_emb(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Rotate ``(batch, heads, length, width)`` by ``(batch, length, width)``, whose halves are the same."""
+    """Rotate queries and keys, shape (batch, heads, length, width).
+
+    ``cos`` and ``sin`` have the shape (batch, length, width), and two equal halves.
+    """
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
 
     def rotated(x: Tensor) -> Tensor:
@@ -48,12 +51,12 @@ def silu_mul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``gelu(a) * b``, of the approximation by tanh."""
+    """Return ``gelu(a) * b``, with the tanh approximation."""
     return gelu(a, approximate="tanh") * b
 
 
 def liger_cross_entropy(
-    input: Tensor,  # noqa: A002 # programs may give it by name
+    input: Tensor,  # noqa: A002 # as Liger's
     target: Tensor,
     weight: Tensor | None = None,
     size_average: bool | None = None,
@@ -65,7 +68,10 @@ def liger_cross_entropy(
     softcap: float | None = None,
     return_z_loss: bool = False,
 ) -> Any:
-    """Return the cross entropy of ``(rows, words)`` in the dtype of its input, with the square of the log-sum-exp."""
+    """Return the cross entropy of logits, shape (rows, vocabulary), plus the z-loss, in the dtype of the logits.
+
+    The z-loss is ``lse_square_scale`` times the squared log-sum-exp; ``return_z_loss`` returns it too.
+    """
     logits = input.float() if softcap is None else softcap * torch.tanh(input.float() / softcap)
     options: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     loss = cross_entropy(logits, target, weight, **options)
@@ -79,7 +85,7 @@ def liger_cross_entropy(
 
 
 def liger_fused_linear_cross_entropy(
-    input: Tensor,  # noqa: A002 # likewise
+    input: Tensor,  # noqa: A002 # as Liger's
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None = None,
@@ -91,7 +97,7 @@ def liger_fused_linear_cross_entropy(
 
 
 class LigerRMSNorm(nn.Module):
-    """RMS norm of the last dim; further options are of the kernels."""
+    """RMS norm of the last dim; further options, which choose kernels, have no effect."""
 
     def __init__(
         self,
@@ -113,7 +119,7 @@ class LigerRMSNorm(nn.Module):
 
 
 class LigerLayerNorm(PlainLayerNorm):
-    """Layer norm of the last dim; its bias begins as random numbers with ``bias``, else as 0."""
+    """Layer norm of the last dim; with ``bias`` its bias is initialized with random numbers, else with 0."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-6, bias: bool = False, init_fn: str = "ones") -> None:
         super().__init__(hidden_size, eps)
@@ -128,7 +134,7 @@ class LigerLayerNorm(PlainLayerNorm):
 
 
 class LigerSwiGLUMLP(nn.Module):
-    """The MLP of a model of transformers, sized by its configuration."""
+    """The MLP of Llama in transformers, with the sizes of a model's configuration."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -139,17 +145,17 @@ class LigerSwiGLUMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output."""
-        out: Tensor = self.down_proj(self._gated(self.gate_proj(x), self.up_proj(x)))
+        out: Tensor = self.down_proj(self._gate(self.gate_proj(x), self.up_proj(x)))
         return out
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def _gate(self, gate: Tensor, up: Tensor) -> Tensor:
         return silu_mul(gate, up)
 
 
 class LigerGEGLUMLP(LigerSwiGLUMLP):
-    """The MLP of Gemma."""
+    """The MLP of Gemma in transformers."""
 
-    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def _gate(self, gate: Tensor, up: Tensor) -> Tensor:
         return gelu_mul(gate, up)
 
 
@@ -177,8 +183,8 @@ class LigerFusedLinearCrossEntropyLoss(nn.Module):
         return liger_fused_linear_cross_entropy(_input, lin_weight, target, bias, **self.options)
 
 
-def _changing_nothing(name: str) -> Callable[..., None]:
-    """Return a replacement for a function that puts kernels into a model; it does nothing."""
+def _without_effect(name: str) -> Callable[..., None]:
+    """Return a replacement for a function that puts kernels into a model; it only adds a note to the trace."""
 
     def apply(*args: Any, **options: Any) -> None:
         world = current_world()
@@ -189,24 +195,25 @@ def _changing_nothing(name: str) -> Callable[..., None]:
 
 
 class _AutoModel:
-    """Makes models of transformers, with their own modules."""
+    """Loads models of transformers, with their own modules."""
 
     @staticmethod
     def from_pretrained(*args: Any, **options: Any) -> Any:
-        """Return what transformers' AutoModelForCausalLM does."""
-        return _made("from_pretrained", args, options)
+        """Call this method of transformers' AutoModelForCausalLM."""
+        return _load_model("from_pretrained", args, options)
 
     @staticmethod
     def from_config(*args: Any, **options: Any) -> Any:
-        """Return what transformers' AutoModelForCausalLM does."""
-        return _made("from_config", args, options)
+        """Call this method of transformers' AutoModelForCausalLM."""
+        return _load_model("from_config", args, options)
 
 
-def _made(how: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    of_kernels = ("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy", "geglu", "layer_norm")
+def _load_model(method: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a method of transformers' AutoModelForCausalLM without the options that choose kernels."""
+    kernels = ("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy", "geglu", "layer_norm")
     _APPLY["_apply_liger_kernel"]()
-    kept = {name: value for name, value in options.items() if name not in of_kernels}
-    return getattr(import_module("transformers").AutoModelForCausalLM, how)(*args, **kept)
+    accepted = {name: value for name, value in options.items() if name not in kernels}
+    return getattr(import_module("transformers").AutoModelForCausalLM, method)(*args, **accepted)
 
 
 def _cross_entropy_of_kernel(
@@ -221,9 +228,16 @@ def _cross_entropy_of_kernel(
     return_z_loss: bool = False,
     *more: Any,
 ) -> tuple[Any, Any]:
-    """Return the loss and its part of the log-sum-exp, None unless asked for."""
+    """Return the cross entropy, and its z-loss or None."""
     out = liger_cross_entropy(
-        *(_input, target, weight, None, ignore_index, None, reduction, label_smoothing, lse_square_scale, softcap),
+        _input,
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        lse_square_scale=lse_square_scale,
+        softcap=softcap,
         return_z_loss=return_z_loss,
     )
     return out if return_z_loss else (out, None)
@@ -237,12 +251,12 @@ def _linear_cross_entropy_of_kernel(
     ce_weight: Tensor | None = None,
     *options: Any,
 ) -> tuple[Any, Any]:
-    """Return the loss of a linear layer's output, and its part of the log-sum-exp."""
+    """Return the cross entropy of a linear layer's output, and its z-loss or None."""
     return _cross_entropy_of_kernel(linear(_input, weight, bias), target, ce_weight, *options[:6])
 
 
 def _function(forward: Callable[..., Any]) -> type:
-    """Return an object with an ``apply``, like an autograd function."""
+    """Return a class whose ``apply`` calls a function, as autograd functions have it."""
     return type(forward.__name__, (), {"apply": staticmethod(forward)})
 
 
@@ -255,7 +269,7 @@ _CLASSES = {
     "fused_linear_cross_entropy": ("LigerFusedLinearCrossEntropyLoss", LigerFusedLinearCrossEntropyLoss),
 }
 _APPLY = {
-    name: _changing_nothing(name)
+    name: _without_effect(name)
     for name in ("_apply_liger_kernel", *(f"apply_liger_kernel_to_{model}" for model in _MODELS))
 }
 

@@ -1,13 +1,14 @@
-"""Stand-ins for Liger's losses of distillation and of preferences, on plain logits.
+"""Stand-ins for Liger's divergences (KL, Jensen-Shannon) and preference losses (DPO, ORPO, CPO, SimPO).
 
-Names and signatures are those of https://github.com/linkedin/Liger-Kernel; all chunks are computed at once.
+Names and signatures are those of https://github.com/linkedin/Liger-Kernel. Unlike the kernels, which compute logits in
+chunks, these compute all logits at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from dsexplore._internal.worlds.extensions.registry import Names
 def kl_div_of_kernel(
     y_pred: Tensor, y_true: Tensor, reduction: str = "batchmean", log_target: bool = False, eps: float = 1e-10
 ) -> Tensor:
-    """Return the KL divergence of log-probabilities from the target; ``"none"`` keeps its shape."""
+    """Return the KL divergence of log-probabilities from the target; with ``"none"`` that of each element."""
     return kl_div(y_pred, y_true, reduction=reduction, log_target=log_target)
 
 
@@ -33,43 +34,45 @@ def liger_kl_div(
     log_target: bool = False,
     eps: float = 1e-10,
 ) -> Tensor:
-    """Return the KL divergence of log-probabilities from the target; ``size_average`` and ``reduce`` change nothing."""
+    """Return the KL divergence of log-probabilities from the target; ``size_average`` and ``reduce`` have no effect."""
     return kl_div_of_kernel(input, target, reduction, log_target, eps)
 
 
 def liger_jsd(
-    input: Tensor,  # noqa: A002 # likewise
+    input: Tensor,  # noqa: A002 # as Liger's
     target: Tensor,
     shift_labels: Tensor | None = None,
     beta: float = 0.5,
     ignore_index: int = -100,
     *kernels: Any,
 ) -> Tensor:
-    """Return the Jensen-Shannon divergence of the student's log-probabilities and the teacher's.
+    """Return the generalized Jensen-Shannon divergence between a student's and a teacher's distributions.
 
     Args:
-        input: of the student, ``(rows, words)``.
-        target: of the teacher.
-        shift_labels: ``(rows,)``; rows of ``ignore_index`` have no loss.
-        beta: 0 for the KL divergence, 1 for the reverse one.
-        ignore_index: the label of rows without a loss.
-        kernels: what chooses kernels.
+        input: log-probabilities of the student, shape (rows, vocabulary).
+        target: log-probabilities of the teacher, shape (rows, vocabulary).
+        shift_labels: labels of the rows, shape (rows,); None if all rows have a loss.
+        beta: weight of the teacher: 0 for the KL divergence, 1 for the reverse one.
+        ignore_index: label of rows without a loss.
+        kernels: further arguments, which have no effect here.
     """
     q, p = input.float(), target.float()
-    if beta in (0.0, 1.0):
-        losses = q.exp() * (q - p) if beta else p.exp() * (p - q)
+    if beta == 0:
+        losses = p.exp() * (p - q)
+    elif beta == 1:
+        losses = q.exp() * (q - p)
     else:
         mixed = torch.logsumexp(torch.stack((p + torch.tensor(beta).log(), q + torch.tensor(1 - beta).log())), 0)
         losses = beta * p.exp() * (p - mixed) + (1 - beta) * q.exp() * (q - mixed)
     rows = losses.sum(-1)
     if shift_labels is None:
         return (rows.sum() / rows.numel()).to(input.dtype)
-    is_kept = shift_labels != ignore_index
-    return (rows.masked_fill(~is_kept, 0).sum() / is_kept.sum().clamp(min=1)).to(input.dtype)
+    is_counted = shift_labels != ignore_index
+    return (rows.masked_fill(~is_counted, 0).sum() / is_counted.sum().clamp(min=1)).to(input.dtype)
 
 
 class LigerKLDIVLoss(nn.KLDivLoss):
-    """The KL divergence; options are those of torch's."""
+    """The KL divergence, with the options of ``torch.nn.KLDivLoss``."""
 
     def __init__(self, eps: float = 1e-10, *options: Any, **named: Any) -> None:
         super().__init__(*options, **named)
@@ -80,7 +83,7 @@ class LigerKLDIVLoss(nn.KLDivLoss):
 
 
 class LigerJSD(nn.Module):
-    """The Jensen-Shannon divergence; options are those of `liger_jsd`."""
+    """The Jensen-Shannon divergence, with the options of `liger_jsd`."""
 
     def __init__(self, beta: float = 0.5, ignore_index: int = -100) -> None:
         super().__init__()
@@ -92,7 +95,7 @@ class LigerJSD(nn.Module):
 
 
 class LigerFusedLinearJSD(nn.Module):
-    """The Jensen-Shannon divergence of two linear layers' outputs."""
+    """The Jensen-Shannon divergence between the outputs of a student's and a teacher's linear layers."""
 
     def __init__(
         self, jsd_beta: float = 0.5, ignore_index: int = -100, temperature: float = 1.0, **kernels: Any
@@ -115,23 +118,27 @@ class LigerFusedLinearJSD(nn.Module):
         return liger_jsd(student, teacher, shift_labels, self.jsd_beta, self.ignore_index)
 
 
-def sums_of_log_probabilities(logits: Tensor, target: Tensor, ignored: int, is_mean: bool) -> Tensor:
-    """Return the log-probability of each sequence's labels, or its mean over those that are not ignored."""
-    is_kept = target != ignored
-    labels = target.masked_fill(~is_kept, 0).unsqueeze(-1)
-    losses = logits.float().log_softmax(-1).gather(-1, labels).squeeze(-1) * is_kept
-    return losses.sum(-1) / is_kept.sum(-1) if is_mean else losses.sum(-1)
+def sums_of_log_probabilities(logits: Tensor, target: Tensor, *, ignore_index: int, is_mean: bool) -> Tensor:
+    """Return the sum of the log-probabilities of each sequence's labels, or their mean; ignored labels do not count."""
+    is_counted = target != ignore_index
+    labels = target.masked_fill(~is_counted, 0).unsqueeze(-1)
+    logps = logits.float().log_softmax(-1).gather(-1, labels).squeeze(-1) * is_counted
+    return logps.sum(-1) / is_counted.sum(-1) if is_mean else logps.sum(-1)
 
 
 class _Preference(nn.Module):
-    """A loss of pairs: the first half of a batch was chosen, the second rejected.
+    """Base class of losses of pairs: the first half of a batch was chosen, the second half rejected.
 
     Args:
-        options: of Liger's losses; those of its kernels change nothing.
+        ignore_index: label of tokens without a loss.
+        beta: factor of the rewards.
+        options: further options of Liger's losses; those that choose kernels have no effect.
     """
 
     averages = True
+    """Default of ``average_log_prob``: True to use mean log-probabilities, False for sums."""
     has_nll = True
+    """Default of ``compute_nll_loss``: True to add the negative log-likelihood of the chosen half."""
 
     def __init__(self, ignore_index: int = -100, beta: float = 0.1, **options: Any) -> None:
         super().__init__()
@@ -144,7 +151,12 @@ class _Preference(nn.Module):
         self.uses_reference: bool = options.get("use_ref_model", True)
 
     def _preferred(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, ...]:
-        """Return the loss of each pair, and what else is returned of each."""
+        """Return the loss of each pair, and further numbers of each pair, whose means `forward` returns.
+
+        Args:
+            chosen: log-probabilities of the chosen sequences, shape (pairs,).
+            rejected: log-probabilities of the rejected sequences, shape (pairs,).
+        """
         raise NotImplementedError
 
     def forward(
@@ -155,14 +167,14 @@ class _Preference(nn.Module):
         bias: Tensor | None = None,
         nll_target: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the loss, and log-probabilities, mean logits, likelihood loss and rewards.
+        """Return the loss, and log-probabilities, mean logits, negative log-likelihood and rewards.
 
         Args:
-            lin_weight: ``(words, width)``.
-            _input: ``(batch, length, width)``.
-            target: ``(batch, length)``.
-            bias: ``(words,)``.
-            nll_target: labels of the likelihood loss; None for ``target``.
+            lin_weight: weight of the linear layer, shape (vocabulary, width).
+            _input: input of the linear layer, shape (batch, length, width).
+            target: labels, shape (batch, length).
+            bias: bias of the linear layer, shape (vocabulary,).
+            nll_target: labels of the negative log-likelihood; None for ``target``.
         """
         return self._loss(_input, lin_weight, target, bias, nll_target)
 
@@ -175,6 +187,7 @@ class _Preference(nn.Module):
         nll_target: Tensor | None = None,
         references: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the results of `forward`; the log-probabilities `references` of another model are subtracted."""
         pairs = target.shape[0] // 2
         logits = linear(_input, weight, bias)
         logps = self._log_probabilities(logits, target)
@@ -188,47 +201,56 @@ class _Preference(nn.Module):
         means = (logits[:pairs].mean(), logits[pairs:].mean())
         rewards = (self.beta * ratios[:pairs], self.beta * ratios[pairs:])
         total = self.alpha * nll + loss.sum() / pairs
-        details = (logps[:pairs], logps[pairs:], *means, nll, *rewards, *(part.sum() / pairs for part in more))
+        details = (logps[:pairs], logps[pairs:], *means, nll, *rewards, *(number.sum() / pairs for number in more))
         return total, tuple(detail.detach() for detail in details)
 
     def _log_probabilities(self, logits: Tensor, target: Tensor) -> Tensor:
-        return sums_of_log_probabilities(logits, target, self.ignore_index, self.uses_average)
+        return sums_of_log_probabilities(logits, target, ignore_index=self.ignore_index, is_mean=self.uses_average)
 
 
-def _exclusive(difference: Tensor, smoothing: float) -> Tensor:
-    """Return the KL divergence of the preference from one that is right but for ``smoothing``."""
-    right, wrong = logsigmoid(difference), logsigmoid(-difference)
+def _exo_loss(margin: Tensor, smoothing: float) -> Tensor:
+    """Return the KL divergence of the preference from one that is right with probability ``1 - smoothing``."""
+    right, wrong = logsigmoid(margin), logsigmoid(-margin)
     return right.exp() * (right - math.log(1 - smoothing)) + wrong.exp() * (wrong - math.log(smoothing))
 
 
-def _smoothed(difference: Tensor, smoothing: float) -> Tensor:
-    return -(1 - smoothing) * logsigmoid(difference) - smoothing * logsigmoid(-difference)
+def _smoothed_loss(margin: Tensor, smoothing: float) -> Tensor:
+    """Return the logistic loss of margins with label smoothing."""
+    return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
 
 
-_DPO: dict[str, Callable[[Tensor, Tensor, float, float, float], Tensor]] = {
-    "sigmoid": lambda c, r, beta, smoothing, tau: -logsigmoid(c - r),
-    "hinge": lambda c, r, beta, smoothing, tau: torch.relu(1 - (c - r)),
-    "exo_pair": lambda c, r, beta, smoothing, tau: _exclusive(c - r, smoothing),
-    "nca_pair": lambda c, r, beta, smoothing, tau: -logsigmoid(c) - (logsigmoid(-c) + logsigmoid(-r)) / 2,
-    "robust": lambda c, r, beta, smoothing, tau: (
-        (smoothing * logsigmoid(r - c) - (1 - smoothing) * logsigmoid(c - r)) / (1 - 2 * smoothing)
+class _Options(NamedTuple):
+    """Options of losses of DPO."""
+
+    beta: float
+    smoothing: float
+    """Label smoothing."""
+    tau: float
+    """Temperature of DiscoPOP."""
+
+
+_DPO_LOSSES: dict[str, Callable[[Tensor, Tensor, _Options], Tensor]] = {
+    "sigmoid": lambda c, r, o: -logsigmoid(c - r),
+    "hinge": lambda c, r, o: torch.relu(1 - (c - r)),
+    "exo_pair": lambda c, r, o: _exo_loss(c - r, o.smoothing),
+    "nca_pair": lambda c, r, o: -logsigmoid(c) - (logsigmoid(-c) + logsigmoid(-r)) / 2,
+    "robust": lambda c, r, o: (
+        (o.smoothing * logsigmoid(r - c) - (1 - o.smoothing) * logsigmoid(c - r)) / (1 - 2 * o.smoothing)
     ),
-    "bco_pair": lambda c, r, beta, smoothing, tau: -logsigmoid(c) - logsigmoid(-r),
-    "sppo_hard": lambda c, r, beta, smoothing, tau: ((c - 0.5) / beta).square() + ((r + 0.5) / beta).square(),
-    "apo_zero": lambda c, r, beta, smoothing, tau: torch.sigmoid(-c) + torch.sigmoid(r),
-    "apo_down": lambda c, r, beta, smoothing, tau: torch.sigmoid(c) + torch.sigmoid(r - c),
-    "discopop": lambda c, r, beta, smoothing, tau: torch.lerp(
-        -logsigmoid(c - r), torch.exp(r - c), torch.sigmoid((c - r) / tau)
-    ),
+    "bco_pair": lambda c, r, o: -logsigmoid(c) - logsigmoid(-r),
+    "sppo_hard": lambda c, r, o: ((c - 0.5) / o.beta).square() + ((r + 0.5) / o.beta).square(),
+    "apo_zero": lambda c, r, o: torch.sigmoid(-c) + torch.sigmoid(r),
+    "apo_down": lambda c, r, o: torch.sigmoid(c) + torch.sigmoid(r - c),
+    "discopop": lambda c, r, o: torch.lerp(-logsigmoid(c - r), torch.exp(r - c), torch.sigmoid((c - r) / o.tau)),
 }
-"""{loss_type: the loss of the rewards of chosen and rejected, beta, label smoothing and temperature}."""
+"""{loss_type: loss of each pair, from the rewards of chosen (c) and rejected (r) sequences and options (o)}."""
 
 
 class LigerFusedLinearDPOLoss(_Preference):
-    """Direct preference optimization (https://arxiv.org/abs/2305.18290), of all of Liger's losses.
+    """Direct preference optimization (https://arxiv.org/abs/2305.18290), with all values of Liger's ``loss_type``.
 
     Raises:
-        UsageError: it is another loss.
+        UsageError: ``loss_type`` is unknown, or lacks a label smoothing that it needs.
     """
 
     averages = False
@@ -238,17 +260,17 @@ class LigerFusedLinearDPOLoss(_Preference):
         super().__init__(ignore_index, beta, alpha=alpha, **options)
         self.loss_type = options.get("loss_type", "sigmoid")
         self.tau: float = options.get("discopop_tau", 0.05)
-        if self.loss_type not in _DPO:
+        if self.loss_type not in _DPO_LOSSES:
             raise UsageError(
-                f"liger_kernel is not installed, and what stands in for it here has no loss_type={self.loss_type!r}: "
-                f"take one of {', '.join(_DPO)}, or add it with dsexplore.register_extension"
+                f"liger_kernel is not installed, and its stand-in has no loss_type={self.loss_type!r}: take one of "
+                f"{', '.join(_DPO_LOSSES)}, or add it with dsexplore.register_extension"
             )
         if self.loss_type == "exo_pair" and self.smoothing <= 0:
             raise UsageError("loss_type='exo_pair' needs a label_smoothing above 0: give one, such as 1e-3")
 
     def _preferred(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, ...]:
-        rewards = self.beta * chosen, self.beta * rejected
-        return (_DPO[self.loss_type](*rewards, self.beta, self.smoothing, self.tau),)
+        loss = _DPO_LOSSES[self.loss_type]
+        return (loss(self.beta * chosen, self.beta * rejected, _Options(self.beta, self.smoothing, self.tau)),)
 
     def forward(  # as Liger's
         self,
@@ -260,7 +282,17 @@ class LigerFusedLinearDPOLoss(_Preference):
         ref_weight: Tensor | None = None,
         ref_bias: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return what the other losses do; log-probabilities of the reference model are subtracted."""
+        """Return the results of the other losses, with log-probabilities relative to a reference model.
+
+        Args:
+            lin_weight: weight of the linear layer, shape (vocabulary, width).
+            _input: input of the linear layer, shape (batch, length, width).
+            target: labels, shape (batch, length).
+            bias: bias of the linear layer, shape (vocabulary,).
+            ref_input: input of the reference model's linear layer; None without a reference model.
+            ref_weight: weight of that layer.
+            ref_bias: bias of that layer.
+        """
         references = None
         if self.uses_reference and ref_input is not None and ref_weight is not None:
             with torch.no_grad():
@@ -296,7 +328,7 @@ class LigerFusedLinearCPOLoss(_Preference):
 
     def _preferred(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, ...]:
         difference = self.beta * (chosen - rejected) - self._margin()
-        return (_smoothed(difference, self.smoothing),)
+        return (_smoothed_loss(difference, self.smoothing),)
 
 
 class LigerFusedLinearSimPOLoss(LigerFusedLinearCPOLoss):

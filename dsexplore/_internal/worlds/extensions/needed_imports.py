@@ -1,7 +1,8 @@
-"""`is_needed`: whether a program can do without a package that it imports, because it catches the failure.
+"""`is_needed`: whether a program needs a package that it imports, or goes on without it.
 
-``try: import flash_attn`` with an ``except ImportError`` that goes on is no need: the program has an alternative, which
-is plain torch as a rule. One whose handler raises or exits is. A question by ``importlib.util.find_spec`` is no need.
+A program that catches the ImportError of ``import flash_attn`` and goes on has an alternative, mostly in plain torch,
+and does not need the package. If the handler raises or exits, it does. A call of ``importlib.util.find_spec`` only asks
+whether the package is installed, and does not need it.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from pathlib import Path
 from types import FrameType
 
 _PACKAGE = str(Path(__file__).parents[3])
-_QUESTION = importlib.util.find_spec.__code__
+_FIND_SPEC = importlib.util.find_spec.__code__
 _FROZEN = "<frozen "
-"""The files of Python's own import."""
+"""Beginning of the file names of Python's import machinery."""
 _IMPORT_ERRORS = {"ImportError", "ModuleNotFoundError"}
 _ANY_ERRORS = {"Exception", "BaseException", ""}
 _EXITS = {"exit", "quit", "_exit"}
 
 
 def importer_of(frame: FrameType | None) -> FrameType | None:
-    """Return the frame of the program that imports what is searched for in a frame, or asks for it."""
+    """Return the innermost frame, outward from `frame`, that is neither of the import machinery nor of this package."""
     while frame is not None and frame.f_code.co_filename.startswith((_FROZEN, _PACKAGE)):
         frame = frame.f_back
     return frame
 
 
 def is_needed(frame: FrameType | None) -> bool:
-    """Return whether the import that is under way in a frame ends the program if it fails."""
-    is_import = True
+    """Return True if the import that runs in a frame ends the program if it fails."""
+    is_import = True  # False in callers of a function that imports: a handler of any error is not for this import
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
-        if frame.f_code is _QUESTION:
+        if frame.f_code is _FIND_SPEC:
             return False
         if frame.f_code.co_filename.startswith(_FROZEN):
             is_import = True
@@ -49,7 +50,7 @@ def is_needed(frame: FrameType | None) -> bool:
 
 
 def _handlers_around(frame: FrameType) -> Iterator[list[ast.ExceptHandler]]:
-    """Yield the handlers of each ``try`` whose body a frame is in."""
+    """Yield the handlers of each ``try`` in whose body a frame's current line is."""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     try:
         tree = ast.parse("".join(lines))
@@ -63,19 +64,23 @@ def _handlers_around(frame: FrameType) -> Iterator[list[ast.ExceptHandler]]:
 
 
 def _goes_on(handlers: list[ast.ExceptHandler], caught: set[str]) -> bool:
-    """Return whether one of the handlers catches errors of these names, and lets the program go on."""
-    catching = [handler for handler in handlers if not caught.isdisjoint(_names(handler.type))]
-    return bool(catching) and not _ends(catching[0].body[-1])
+    """Return True if the first handler that catches errors of these names lets the program go on."""
+    for handler in handlers:
+        if not caught.isdisjoint(_error_names(handler.type)):
+            return not _ends_program(handler.body[-1])
+    return False
 
 
-def _names(caught: ast.expr | None) -> list[str]:
+def _error_names(caught: ast.expr | None) -> list[str]:
+    """Return the names of the errors that an ``except`` lists, without modules; an empty one for a bare ``except``."""
     if caught is None:
         return [""]
-    kinds = caught.elts if isinstance(caught, ast.Tuple) else [caught]
-    return [ast.unparse(kind).rpartition(".")[2] for kind in kinds]
+    errors = caught.elts if isinstance(caught, ast.Tuple) else [caught]
+    return [ast.unparse(error).rpartition(".")[2] for error in errors]
 
 
-def _ends(statement: ast.stmt) -> bool:
+def _ends_program(statement: ast.stmt) -> bool:
+    """Return True if a statement raises or exits."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         return ast.unparse(statement.value.func).rpartition(".")[2] in _EXITS
     return isinstance(statement, ast.Raise)

@@ -1,4 +1,4 @@
-"""Attention as fused kernels compute it, of tensors ``(batch, length, heads, width)``, in plain torch."""
+"""Attention as fused kernels compute it, in plain torch; tensors have the shape (batch, length, heads, width)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 @dataclass(frozen=True)
 class Form:
-    """How scores become weights.
+    """Options of attention: how scores become weights.
 
     Attributes:
-        scale: of the scores; None for 1 / √width.
-        causal: a query sees keys up to its own place, where the last query is at the last key.
-        window: numbers of keys to the left and right that a query sees; -1 for all.
-        softcap: scores become softcap · tanh(score / softcap); 0 leaves them as they are.
-        dropout: the part of the weights that is dropped.
-        alibi_slopes: ``(heads,)`` or ``(batch, heads)``: a score loses slope · distance.
+        scale: factor of the scores; None for 1 / √width.
+        causal: True if a query sees keys only up to its own position; the last query is at the last key.
+        window: numbers of keys to the left and right that a query sees; None or -1 for all.
+        softcap: scores become softcap · tanh(score / softcap); 0 for no cap.
+        dropout: dropout probability of the weights.
+        alibi_slopes: slopes by which scores decrease with distance, shape (heads,) or (batch, heads); None for none.
     """
 
     scale: float | None = None
@@ -32,15 +32,15 @@ class Form:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, form: Form, mask: Tensor | None = None) -> Tensor:
-    """Return attention, ``(batch, queries, heads, width of values)``.
+    """Return attention, shape (batch, queries, heads, width of values).
 
     Args:
-        query: ``(batch, queries, heads, width)``.
-        key: ``(batch, keys, heads, width)``; it may have fewer heads, each of which serves several of the queries.
-        value: likewise.
+        query: queries, shape (batch, queries, heads, width).
+        key: keys, shape (batch, keys, heads, width); fewer heads are each shared by several heads of queries.
+        value: values, shape (batch, keys, heads, width of values).
         form: how scores become weights.
-        mask: what a query sees, True, or what is added to the scores; it has the shape ``(batch or 1, heads or 1,
-            queries, keys)``.
+        mask: True for keys that a query sees, or a bias that is added to the scores; shape (batch or 1, heads or 1,
+            queries, keys). None to see all keys that the form allows.
     """
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, *_grouped(query, key, value)))
     is_plain = mask is None and form.alibi_slopes is None and not form.softcap and not _has_window(form)
@@ -60,7 +60,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, form: Form, mask: Tensor |
 
 
 def log_sum_exp(query: Tensor, key: Tensor, form: Form, mask: Tensor | None = None) -> Tensor:
-    """Return the logarithm of the sum of the exponentials of each query's scores, ``(batch, heads, queries)``."""
+    """Return the log-sum-exp of each query's scores, shape (batch, heads, queries); arguments as for `attend`."""
     query, key = (tensor.transpose(1, 2) for tensor in (query, _grouped(query, key)[0]))
     return _scores(query, key, form, mask).logsumexp(-1)
 
@@ -71,71 +71,79 @@ def gradients_of_attention(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    sums: Tensor,
+    lse: Tensor,
     form: Form,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, as kernels compute them: with the sums that they are given.
+    """Return the gradients of query, key and value, as kernels compute them: from the log-sum-exp that they get.
 
-    Ring attention gives those of all keys with a part of them.
+    Ring attention calls it with a part of the keys, and the log-sum-exp of all keys.
 
     Args:
-        out_gradient: of `out`.
-        query: as for `attend`.
-        key: as for `attend`.
-        value: as for `attend`.
-        out: attention, of all keys.
-        sums: the logarithms of the sums of exponentials of all keys' scores, ``(batch, heads, queries)``.
-        form: as for `attend`; its dropout is not repeated.
-        mask: as for `attend`.
+        out_gradient: gradient of the output.
+        query: queries, as for `attend`.
+        key: keys, as for `attend`.
+        value: values, as for `attend`.
+        out: output of attention over all keys.
+        lse: log-sum-exp of the scores of all keys, shape (batch, heads, queries).
+        form: how scores become weights; dropout is not repeated.
+        mask: mask or bias, as for `attend`.
     """
     wide = torch.promote_types(query.dtype, torch.float32)
     grouped = _grouped(query, key, value)
     q, k, v, o, g = (tensor.transpose(1, 2).to(wide) for tensor in (query, *grouped, out, out_gradient))
     scores = _scores(q, k, form, mask)
-    weights = (scores - sums.to(wide).unsqueeze(-1)).exp()
-    of_scores = weights * (g @ v.transpose(-1, -2) - (g * o).sum(-1, keepdim=True))
+    weights = (scores - lse.to(wide).unsqueeze(-1)).exp()
+    score_gradient = weights * (g @ v.transpose(-1, -2) - (g * o).sum(-1, keepdim=True))
     if form.softcap:
-        plain = _scores(q, k, replace(form, alibi_slopes=None, causal=False, window=(-1, -1)), None)
-        of_scores = of_scores * (1 - (plain / form.softcap).square())
-    of_scores = of_scores * _scale(query, form)
-    gradients = of_scores @ k, of_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ g
-    return tuple(
-        _summed_by_group(gradient.transpose(1, 2), of).to(of.dtype)
-        for gradient, of in zip(gradients, (query, key, value), strict=True)
-    )  # type: ignore[return-value]
+        capped = _scores(q, k, replace(form, alibi_slopes=None, causal=False, window=(-1, -1)), None)
+        score_gradient = score_gradient * (1 - (capped / form.softcap).square())
+    score_gradient = score_gradient * _scale(query, form)
+    return (
+        _sum_by_group(score_gradient @ k, query),
+        _sum_by_group(score_gradient.transpose(-1, -2) @ q, key),
+        _sum_by_group(weights.transpose(-1, -2) @ g, value),
+    )
 
 
-def _summed_by_group(gradient: Tensor, of: Tensor) -> Tensor:
-    """Sum over the heads of queries that share a head of keys or values."""
-    summed: Tensor = gradient.unflatten(2, (of.shape[2], -1)).sum(3)
-    return summed
+def _sum_by_group(gradient: Tensor, tensor: Tensor) -> Tensor:
+    """Sum a gradient over the heads of queries that share a head of a tensor, to the tensor's shape and dtype."""
+    summed: Tensor = gradient.transpose(1, 2).unflatten(2, (tensor.shape[2], -1)).sum(3)
+    return summed.to(tensor.dtype)
 
 
-def segments(ends: Tensor, length: int) -> tuple[Tensor, Tensor]:
+def segments(offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Return each packed token's sequence number, and its position counted from that sequence's end.
 
     Args:
-        ends: ``(sequences + 1,)``: where the sequences begin, and the last one ends.
+        offsets: begins of the sequences, and the end of the last one, shape (sequences + 1,).
         length: number of tokens.
     """
-    places = torch.arange(length, device=ends.device)
-    number = torch.bucketize(places, ends[1:].to(places.dtype), right=True)
-    last = ends.to(places.dtype)[(number + 1).clamp(max=ends.shape[0] - 1)]
-    return number, places - last
+    tokens = torch.arange(length, device=offsets.device)
+    sequence = torch.bucketize(tokens, offsets[1:].to(tokens.dtype), right=True)
+    end = offsets.to(tokens.dtype)[(sequence + 1).clamp(max=offsets.shape[0] - 1)]
+    return sequence, tokens - end
 
 
-def packed_mask(query_ends: Tensor, queries: int, key_ends: Tensor, keys: int, form: Form) -> Tensor:
-    """Return the mask of a packed batch, ``(1, 1, queries, keys)``: True for keys of the query's own sequence."""
-    of_query, query_place = segments(query_ends, queries)
-    of_key, key_place = segments(key_ends, keys)
-    distance = key_place[None, :] - query_place[:, None]
-    seen = (of_query[:, None] == of_key[None, :]) & _seen_keys(distance, form)
+def packed_mask(query_offsets: Tensor, queries: int, key_offsets: Tensor, keys: int, form: Form) -> Tensor:
+    """Return the mask of packed sequences, shape (1, 1, queries, keys): True for visible keys of the same sequence.
+
+    Args:
+        query_offsets: offsets of the sequences of queries, shape (sequences + 1,).
+        queries: number of queries.
+        key_offsets: offsets of the sequences of keys, shape (sequences + 1,).
+        keys: number of keys.
+        form: which keys of its sequence a query sees.
+    """
+    query_sequence, query_position = segments(query_offsets, queries)
+    key_sequence, key_position = segments(key_offsets, keys)
+    distance = key_position[None, :] - query_position[:, None]
+    seen = (query_sequence[:, None] == key_sequence[None, :]) & _seen_keys(distance, form)
     return seen[None, None]
 
 
 def _grouped(query: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Repeat the heads of keys and values for the queries that share them."""
+    """Repeat the heads of keys and values for the heads of queries that share them."""
     repeats = query.shape[2] // others[0].shape[2]
     if repeats == 1:
         return others
@@ -147,7 +155,7 @@ def _has_window(form: Form) -> bool:
 
 
 def _seen_keys(distance: Tensor, form: Form) -> Tensor:
-    """Return which keys are seen, by how far they are to the right of the query."""
+    """Return True for visible keys, from how far they are to the right of the query."""
     left, right = form.window
     if form.causal:
         right = 0
@@ -160,13 +168,14 @@ def _seen_keys(distance: Tensor, form: Form) -> Tensor:
 
 
 def _distance(query: Tensor, key: Tensor) -> Tensor:
+    """Return how far each key is to the right of each query, shape (queries, keys); the last ones are aligned."""
     queries, keys = query.shape[2], key.shape[2]
-    places = torch.arange(queries, device=query.device)[:, None] + (keys - queries)
-    return torch.arange(keys, device=query.device)[None, :] - places
+    positions = torch.arange(queries, device=query.device)[:, None] + (keys - queries)
+    return torch.arange(keys, device=query.device)[None, :] - positions
 
 
 def _bias(query: Tensor, key: Tensor, form: Form, mask: Tensor | None) -> Tensor:
-    """Return the bias added to the scores, ``(batch or 1, heads or 1, queries, keys)``."""
+    """Return the bias added to the scores, shape (batch or 1, heads or 1, queries, keys); -inf for invisible keys."""
     bias = torch.zeros((), dtype=query.dtype, device=query.device)
     if mask is not None and mask.dtype != torch.bool:
         bias = mask.to(query.dtype)
@@ -179,10 +188,12 @@ def _bias(query: Tensor, key: Tensor, form: Form, mask: Tensor | None) -> Tensor
 
 
 def _sees_nothing(bias: Tensor) -> Tensor:
+    """Return True for queries that see no key."""
     return (bias == -math.inf).all(-1, keepdim=True)
 
 
 def _scores(query: Tensor, key: Tensor, form: Form, mask: Tensor | None) -> Tensor:
+    """Return the scores with their bias, in fp32 or wider, shape (batch, heads, queries, keys)."""
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * _scale(query, form)
     if form.softcap:

@@ -1,7 +1,7 @@
-"""Stand-in for ``pynvml``: NVIDIA's figures of GPUs, of those that the world has.
+"""Stand-in for ``pynvml``: NVIDIA's management library, which describes the simulated GPUs.
 
-Names are those of the package nvidia-ml-py. Utilization, power and temperature are 0; what is not known of the hardware
-is not supported, as NVML says of older GPUs.
+Names are those of the package nvidia-ml-py. Utilization, power and temperature are 0. Questions about properties that
+the data on the GPU do not include raise "Not Supported", as NVML does for older GPUs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ class NVMLError(Exception):
 
 
 class NVMLErrorNotSupported(NVMLError):
-    """A question that NVML cannot answer."""
+    """NVML cannot answer a question for this GPU."""
 
 
 def _world() -> World:
+    """Return the open world.
+
+    Raises:
+        NVMLError: there is none.
+    """
     world = current_world()
     if world is None:
         raise NVMLError("Driver Not Loaded: the simulated world is closed")
@@ -38,12 +43,17 @@ def _gpu() -> Gpu:
 
 
 def _handle(index: int) -> int:
+    """Return the handle of a GPU of the node, its index.
+
+    Raises:
+        NVMLError: the node has no such GPU.
+    """
     if not 0 <= index < nvmlDeviceGetCount():
         raise NVMLError(f"Invalid Argument: no GPU {index}")
     return index
 
 
-def nvmlInit(*flags: int) -> None:  # NVML's name, as those that follow
+def nvmlInit(*flags: int) -> None:  # this name and the following are NVML's
     """Do nothing."""
 
 
@@ -68,7 +78,7 @@ def nvmlDeviceGetName(handle: int) -> str:
 
 
 def nvmlDeviceGetUUID(handle: int) -> str:
-    """Return a name that no other GPU of the node has."""
+    """Return the UUID of the GPU."""
     return uuid_of(handle)
 
 
@@ -85,7 +95,7 @@ def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
 
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
-    """Return 0 %."""
+    """Return 0 % for GPU and memory."""
     _world().remarks.note(ZERO)
     return SimpleNamespace(gpu=0, memory=0)
 
@@ -108,22 +118,22 @@ def _no_processes(handle: int) -> list[object]:
 
 
 def nvmlDeviceGetIndex(handle: int) -> int:
-    """Return the number of the GPU on its node."""
+    """Return the index of the GPU on its node."""
     return handle
 
 
 def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
-    """Return where the GPU is attached: an address of its own, and no more."""
+    """Return a PCI address, unique on the node; other fields of NVML are missing."""
     return SimpleNamespace(busId=f"00000000:{handle:02X}:00.0", domain=0, bus=handle, device=0)
 
 
 def _not_supported(*args: object) -> None:
-    """Answer as NVML does where a GPU lacks what is asked for.
+    """Raise NVML's error for a property that a GPU does not have.
 
     Raises:
         NVMLErrorNotSupported: always.
     """
-    raise NVMLErrorNotSupported("Not Supported: it is not known of the hardware that is simulated")
+    raise NVMLErrorNotSupported("Not Supported: it is not known for the simulated hardware")
 
 
 _FUNCTIONS: tuple[Callable[..., object], ...] = (

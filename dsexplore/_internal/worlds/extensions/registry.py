@@ -1,4 +1,4 @@
-"""`register_extension`: stand-ins for packages that need a GPU, of dsexplore and of the user."""
+"""`register_extension`: the registry of stand-ins for packages that need a GPU, dsexplore's and the user's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsexplore._internal.signatures import names_arguments
 Names = Mapping[str, object]
 """The content of a package by dotted name: ``{"layers.rotary.apply_rotary_emb": function}``."""
 
-_OURS = {
+_BUILT_IN = {
     "flash_attn": ("flash_attn", "flash_attn_interface", "flash_attn_3"),
     "xformers": ("xformers",),
     "apex": ("apex", "amp_C"),
@@ -31,9 +31,9 @@ _OURS = {
         "deepspeed.ops.adagrad.cpu_adagrad_op",
     ),
 }
-"""{module of this folder: packages that it has stand-ins for}."""
+"""{module of this folder: packages that it provides stand-ins for}."""
 WITHOUT_STAND_IN = frozenset({"deep_ep", "deep_gemm"})
-"""Packages for GPUs that nothing stands in for."""
+"""Packages for GPUs that have no stand-in."""
 _factories: dict[str, tuple[Callable[[], Names], ...]] = {}
 
 
@@ -64,8 +64,8 @@ def register_extension(name: str, factory: Callable[[], Names]) -> None:
         raise UsageError(f"name={name!r} is not a name of a package: give it as it is imported, like 'flash_attn'")
     if not callable(factory):
         raise UsageError(
-            f"factory={factory!r} is not a function: give one that returns what {name} holds, by name, like "
-            "lambda: {'ops.gelu': torch.nn.functional.gelu}"
+            f"factory={factory!r} is not a function: give one that returns functions and classes of {name} by name, "
+            "like lambda: {'ops.gelu': torch.nn.functional.gelu}"
         )
     _factories[name] = (*_factories.get(name, ()), factory)
 
@@ -86,25 +86,26 @@ def names_of(package: str) -> Names:
     """Return {name: stand-in} of a registered package.
 
     Raises:
-        UsageError: a factory returned something else.
+        UsageError: a factory did not return a mapping.
     """
     names: dict[str, object] = {}
     for factory in _factories[package]:
-        held = factory()
-        if not isinstance(held, Mapping):
+        content = factory()
+        if not isinstance(content, Mapping):
             raise UsageError(
-                f"the factory that was registered for {package} returned {held!r}: return what the package holds, by "
+                f"the factory that was registered for {package} returned {content!r}: return functions and classes by "
                 "name, like {'ops.gelu': torch.nn.functional.gelu}"
             )
-        names |= held
+        names |= content
     return names
 
 
-def _names_of_ours(module: str, package: str) -> Names:
-    held: Mapping[str, Names] = import_module(f"{__package__}.{module}").EXTENSIONS
-    return held[package]
+def _built_in_names(module: str, package: str) -> Names:
+    """Import a module of this folder, and return {name: stand-in} of a package."""
+    extensions: Mapping[str, Names] = import_module(f"{__package__}.{module}").EXTENSIONS
+    return extensions[package]
 
 
-for _module, _packages in _OURS.items():
+for _module, _packages in _BUILT_IN.items():
     for _package in _packages:
-        register_extension(_package, partial(_names_of_ours, _module, _package))
+        register_extension(_package, partial(_built_in_names, _module, _package))

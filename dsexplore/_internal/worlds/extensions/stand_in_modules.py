@@ -21,11 +21,11 @@ from dsexplore._internal.worlds.extensions.registry import Names, names_of, regi
 from dsexplore._internal.worlds.remarks import Remarks
 
 _ASK_A_DRIVER = ("pynvml",)
-"""Packages that answer for the GPUs of this machine: the simulated ones' answers take their place, installed or not."""
+"""Packages that describe the GPUs of this machine: replaced even if installed, to describe the simulated ones."""
 
 
 class MissingNameError(UsageError, ImportError):
-    """A program imports a name that the stand-in for its package lacks."""
+    """A program imports a name that the stand-in for a package lacks."""
 
 
 class _StandInModule(ModuleType):
@@ -36,19 +36,23 @@ class _StandInModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        is_import = _instruction(sys._getframe(1)) == "IMPORT_FROM"
-        raise (MissingNameError if is_import else AttributeError)(_lacks(self._package, f"{self.__name__}.{name}"))
+        text = _missing_text(self._package, f"{self.__name__}.{name}")
+        if _is_from_import(sys._getframe(1)):
+            raise MissingNameError(text)
+        raise AttributeError(text)
 
 
-def _instruction(frame: FrameType) -> str:
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]]
+def _is_from_import(frame: FrameType) -> bool:
+    """Return True if a frame executes ``from module import name``."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM"
 
 
-def _lacks(package: str, name: str) -> str:
+def _missing_text(package: str, name: str) -> str:
+    """Return the message for a name that the stand-in for a package lacks; `name` begins with the package."""
     within = name[len(package) + 1 :]
-    near = did_you_mean(within, names_of(package))
+    suggestion = did_you_mean(within, names_of(package))
     return (
-        f"{package} is not installed, and what stands in for it here has no {within}{near}: add it with "
+        f"{package} is not installed, and its stand-in has no {within}{suggestion}: add it with "
         f"dsexplore.register_extension({package!r}, lambda: {{{within!r}: your_function}}) before the run"
     )
 
@@ -65,12 +69,12 @@ class _StandInFinder(MetaPathFinder):
         self._names: dict[str, Names] = {}
         self._hidden = {name for name in _ASK_A_DRIVER if importlib.util.find_spec(name) is not None}
         self.modules: list[str] = []
-        """Names of the modules that were created."""
+        """Names of the stand-in modules that were created."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a stand-in that a program needs, or None.
+        """Return the spec of a stand-in module that a program needs, or None.
 
         Raises:
             MissingNameError: the stand-in for its package has no such module.
@@ -82,23 +86,25 @@ class _StandInFinder(MetaPathFinder):
             if not isinstance(sys.modules.get(fullname.rpartition(".")[0]), _StandInModule):
                 return None  # the package is installed and has no such module
             if not self._is_module(package, fullname):
-                raise MissingNameError(_lacks(package, fullname))
+                raise MissingNameError(_missing_text(package, fullname))
         elif package not in self._hidden and not is_needed(sys._getframe(1)):
             self._note_alternative(package)
             return None
         return ModuleSpec(fullname, _Loader(self, package), is_package=True)
 
     def _is_module(self, package: str, module: str) -> bool:
+        """Return True if the stand-in for a package has names in a module."""
         within = module[len(package) + 1 :] + "."
         return any(name.startswith(within) for name in self.names(package))
 
     def _note_alternative(self, package: str) -> None:
+        """Add a note that the program does without a package, if its own code, not a library, asks for it."""
         importer = importer_of(sys._getframe(2))
         if importer is not None and is_user_file(importer.f_code.co_filename):
             self._remarks.note(f"{package} is not installed: the program took its own alternative")
 
     def names(self, package: str) -> Names:
-        """Return {name: stand-in} of a package."""
+        """Return {name: stand-in} of a package; the first call adds a remark."""
         if package not in self._names:
             self._names[package] = names_of(package)
             if package in _ASK_A_DRIVER:
@@ -108,8 +114,8 @@ class _StandInFinder(MetaPathFinder):
         return self._names[package]
 
     def install(self) -> None:
-        """Add the finder to ``sys.meta_path``: last, and first for packages whose installed modules it hides."""
-        self._kept = {name: sys.modules.pop(name) for name in self._hidden if name in sys.modules}
+        """Add the finder to ``sys.meta_path``: last, and also first for installed packages that it hides."""
+        self._hidden_modules = {name: sys.modules.pop(name) for name in self._hidden if name in sys.modules}
         sys.meta_path.append(self)
         if self._hidden:
             sys.meta_path.insert(0, _Hiding(self, self._hidden))
@@ -122,11 +128,16 @@ class _StandInFinder(MetaPathFinder):
             parent, _, child = name.rpartition(".")
             if parent in sys.modules:
                 vars(sys.modules[parent]).pop(child, None)
-        sys.modules.update(self._kept)
+        sys.modules.update(self._hidden_modules)
 
 
 class _Hiding(MetaPathFinder):
-    """Finds stand-ins for packages that are installed, before these are found."""
+    """Finds stand-ins for installed packages; it comes before Python's own finders.
+
+    Args:
+        stand_ins: the finder of stand-ins.
+        packages: names of the packages to hide.
+    """
 
     def __init__(self, stand_ins: _StandInFinder, packages: set[str]) -> None:
         self.stand_ins, self._packages = stand_ins, packages
@@ -134,17 +145,19 @@ class _Hiding(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a stand-in for one of the packages, or None."""
+        """Return the spec of the stand-in for one of the packages; None for any other module."""
         return self.stand_ins.find_spec(fullname, path, target) if fullname in self._packages else None
 
 
 class _Loader(Loader):
+    """Creates the stand-in modules of a package."""
+
     def __init__(self, finder: _StandInFinder, package: str) -> None:
         self._finder, self._package = finder, package
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Create a module whose errors name missing attributes."""
-        module = _StandInModule(spec.name, f"What stands in for {spec.name}, which is not installed.")
+        module = _StandInModule(spec.name, f"Stand-in for {spec.name}, which is not installed.")
         module._package = self._package
         return module
 

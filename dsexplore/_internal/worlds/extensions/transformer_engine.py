@@ -1,4 +1,4 @@
-"""Stand-ins for ``transformer_engine.pytorch``: its functions, and the table of all its names.
+"""Stand-ins for ``transformer_engine.pytorch``: functions, FP8 contexts and recipes, and the table of all names.
 
 Names and signatures are those of https://github.com/NVIDIA/TransformerEngine. Nothing is computed in FP8.
 """
@@ -34,8 +34,8 @@ from dsexplore._internal.worlds.extensions.vocabulary_loss import cross_entropy_
 from dsexplore._internal.worlds.simulate import current_world
 
 _IN_FP8 = (
-    "transformer_engine: what FP8 would compute ran in the dtype of its inputs, and the maxima that its recipes "
-    "all_reduce were not sent"
+    "transformer_engine: FP8 layers ran in the dtype of their inputs, and the maxima that FP8 recipes all_reduce were "
+    "not sent"
 )
 
 
@@ -48,7 +48,7 @@ class Format(Enum):
 
 
 class Recipe:
-    """A recipe of FP8; its options change no shape."""
+    """A recipe of FP8; its options are kept as attributes and have no effect."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.fp8_format = options.get("fp8_format", Format.HYBRID)
@@ -72,10 +72,10 @@ def fp8_model_init(*args: Any, **options: Any) -> Iterator[None]:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run a function, and again in backward; options of Transformer Engine's own are omitted."""
-    of_engine = ("distribute_saved_activations", "get_rng_state_tracker", "tp_group", "use_reentrant")
-    kept = {name: value for name, value in options.items() if name not in of_engine}
-    return torch_checkpoint(function, *args, use_reentrant=options.get("use_reentrant", True), **kept)
+    """Checkpoint a function as torch does; Transformer Engine's own options are left out."""
+    own_options = ("distribute_saved_activations", "get_rng_state_tracker", "tp_group", "use_reentrant")
+    accepted = {name: value for name, value in options.items() if name not in own_options}
+    return torch_checkpoint(function, *args, use_reentrant=options.get("use_reentrant", True), **accepted)
 
 
 def parallel_cross_entropy(
@@ -87,7 +87,10 @@ def parallel_cross_entropy(
     ignore_idx: int = -100,
     is_cg_capturable: bool = False,
 ) -> Tensor:
-    """Return the losses of ``(batch, length, words of this rank)``, fp32; with ``reduce_loss`` their mean."""
+    """Return the loss of each token in fp32, or with ``reduce_loss`` their mean.
+
+    The logits have the shape (batch, length, words of this rank).
+    """
     losses, _ = cross_entropy_of_shards(
         _input.float().flatten(0, -2), target.flatten(), label_smoothing, ignore_idx, dist_process_group
     )
@@ -123,13 +126,13 @@ class FusedSGD(PlainSGD):
 
 
 class CudaRNGStatesTracker:
-    """Keeps the seeds of named generators; `fork` changes none, as random numbers are not those of a GPU."""
+    """Keeps the seeds of named generators; `fork` uses none, as random numbers differ from a GPU's anyway."""
 
     def __init__(self) -> None:
         self.states_: dict[str, int] = {}
 
     def reset(self) -> None:
-        """Forget all."""
+        """Remove all generators."""
         self.states_ = {}
 
     def get_states(self) -> dict[str, int]:
@@ -137,18 +140,26 @@ class CudaRNGStatesTracker:
         return dict(self.states_)
 
     def set_states(self, states: dict[str, int]) -> None:
-        """Take {name: seed}."""
+        """Replace all generators by {name: seed}."""
         self.states_ = dict(states)
 
     def add(self, name: str, seed: int) -> None:
-        """Add a generator."""
+        """Add a generator.
+
+        Raises:
+            RuntimeError: there is one with this name.
+        """
         if name in self.states_:
             raise RuntimeError(f"RNG state {name} already exists")
         self.states_[name] = seed
 
     @contextmanager
     def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
-        """Use a generator."""
+        """Check that a generator was added, and run the block.
+
+        Raises:
+            KeyError: there is no generator with this name.
+        """
         if name not in self.states_:
             raise KeyError(f"{name} was not added to the RNG states")
         yield

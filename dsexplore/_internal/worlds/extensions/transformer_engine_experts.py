@@ -1,4 +1,4 @@
-"""The parts of ``transformer_engine.pytorch`` for experts: layers in groups, and tokens in the order of experts."""
+"""Stand-ins for ``transformer_engine.pytorch``'s mixture of experts: grouped linear layers, permutations of tokens."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch.nn.functional import linear
 
 from dsexplore._internal.worlds.extensions import grouped_gemm
 from dsexplore._internal.worlds.extensions.registry import Names
+from dsexplore._internal.worlds.extensions.transformer_engine_layers import initialize_weight
 
 
 class GroupedLinear(nn.Module):
-    """Linear layers of one size, each of which takes a part of the input's rows."""
+    """Several linear layers of one size, each for some of the input's rows."""
 
     def __init__(
         self,
@@ -33,19 +34,19 @@ class GroupedLinear(nn.Module):
         self.use_bias, self.return_bias = bias, return_bias
         for number in range(num_gemms):
             layer = nn.Linear(in_features, out_features, bias, device=device, dtype=params_dtype)
-            (options.get("init_method") or _begin)(layer.weight)
+            (options.get("init_method") or initialize_weight)(layer.weight)
             setattr(self, f"weight{number}", layer.weight)
             if bias:
                 nn.init.zeros_(layer.bias)
                 self.register_parameter(f"bias{number}", layer.bias)
 
     def forward(self, inp: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
-        """Return the outputs, one layer's after the other's; with ``return_bias`` also the biases.
+        """Return the outputs of all layers, concatenated; with ``return_bias`` also the biases, which are not added.
 
         Args:
-            inp: ``(..., width)``.
-            m_splits: number of rows of each layer.
-            is_first_microbatch: of the kernels.
+            inp: input, shape (..., width).
+            m_splits: number of rows for each layer.
+            is_first_microbatch: has no effect here.
         """
         weights = [getattr(self, f"weight{number}") for number in range(self.num_gemms)]
         biases = [getattr(self, f"bias{number}", None) for number in range(self.num_gemms)]
@@ -56,28 +57,30 @@ class GroupedLinear(nn.Module):
         return (out, biases) if self.return_bias else out
 
 
-def _begin(weight: Tensor) -> None:
-    nn.init.normal_(weight, std=0.023)
-
-
 def _rows(routing_map: Tensor, num_out_tokens: int) -> Tensor:
-    """Return the places of the chosen in ``(experts, tokens)``, in this order."""
+    """Return the flat indices of True in the transposed map, shape (experts, tokens), in order.
+
+    Args:
+        routing_map: True where an expert takes a token, shape (tokens, experts).
+        num_out_tokens: number of indices; 0 or less for all.
+    """
     chosen = routing_map.bool().T.flatten()
-    kept = num_out_tokens if num_out_tokens > 0 else int(chosen.sum())
-    return (~chosen).to(torch.uint8).argsort(stable=True)[:kept]
+    count = num_out_tokens if num_out_tokens > 0 else int(chosen.sum())
+    return (~chosen).to(torch.uint8).argsort(stable=True)[:count]
 
 
 def moe_permute(
     inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1, max_token_num: int = -1, map_type: str = "mask"
 ) -> tuple[Tensor, Tensor]:
-    """Return tokens in the order of experts, and a map for `moe_unpermute`.
+    """Return the tokens in the order of their experts, and a map for `moe_unpermute`.
 
     Args:
-        inp: ``(tokens, width)``.
-        routing_map: ``(tokens, experts)``, whether each takes the token; with ``"index"`` the experts of each token.
+        inp: tokens, shape (tokens, width).
+        routing_map: True where an expert takes a token, shape (tokens, experts); with ``"index"`` the experts of each
+            token, shape (tokens, experts per token).
         num_out_tokens: number of rows to return; -1 for all.
-        max_token_num: of the kernel.
-        map_type: ``"mask"`` or ``"index"``.
+        max_token_num: has no effect here.
+        map_type: kind of the routing map, ``"mask"`` or ``"index"``.
     """
     if map_type == "index":
         return grouped_gemm.permute(inp, routing_map, max(num_out_tokens, 0))
@@ -91,7 +94,7 @@ def moe_permute(
 def moe_permute_with_probs(
     inp: Tensor, probs: Tensor, routing_map: Tensor, num_out_tokens: int = -1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens and their probabilities in the order of experts, and a map for `moe_unpermute`."""
+    """Return the tokens and their probabilities in the order of experts, and a map for `moe_unpermute`."""
     permuted, places = moe_permute(inp, routing_map, num_out_tokens)
     return permuted, probs.T.flatten()[_rows(routing_map, num_out_tokens)], places
 
@@ -104,7 +107,7 @@ def moe_unpermute(
     map_type: str = "mask",
     probs: Tensor | None = None,
 ) -> Tensor:
-    """Return tokens in their first order: the sums of their rows, weighted by ``merging_probs``."""
+    """Return the tokens in their original order: the sums of their rows, weighted by ``merging_probs`` if given."""
     weights = merging_probs if merging_probs is not None else probs
     if map_type == "index":
         return grouped_gemm.unpermute(inp, row_id_map, weights)
@@ -116,7 +119,7 @@ def moe_unpermute(
 
 
 def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
-    """Return parts of the rows in another order."""
+    """Split the rows into chunks of these sizes, and return the chunks in the order of ``sorted_index``."""
     parts = inp.split(split_sizes.tolist())
     return torch.cat([parts[number] for number in sorted_index.tolist()])
 

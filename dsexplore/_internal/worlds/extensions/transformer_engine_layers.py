@@ -1,6 +1,6 @@
-"""The layers of ``transformer_engine.pytorch``, in plain torch, with its parameters and its tensor parallelism.
+"""Stand-ins for the layers of ``transformer_engine.pytorch``, with its parameters and its tensor parallelism.
 
-Arguments are Transformer Engine's; those of its kernels change no shape.
+Arguments are Transformer Engine's; those that choose kernels have no effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class RMSNorm(PlainRMSNorm):
-    """RMS norm; options of the kernels change no shape."""
+    """RMS norm; options that choose kernels have no effect."""
 
     def __init__(self, normalized_shape: Shape | None = None, eps: float = 1e-5, **options: Any) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class RMSNorm(PlainRMSNorm):
 
 
 class LayerNorm(PlainLayerNorm):
-    """Layer norm; options of the kernels change no shape."""
+    """Layer norm; options that choose kernels have no effect."""
 
     def __init__(self, normalized_shape: Shape | None = None, eps: float = 1e-5, **options: Any) -> None:
         super().__init__(
@@ -49,11 +49,13 @@ class LayerNorm(PlainLayerNorm):
 
 
 def _shape(normalized_shape: Shape | None, options: dict[str, Any]) -> Shape:
+    """Return the shape of a norm, which older versions name ``hidden_size``."""
     shape: Shape = options["hidden_size"] if normalized_shape is None else normalized_shape
     return shape
 
 
-def _begin(weight: Tensor) -> None:
+def initialize_weight(weight: Tensor) -> None:
+    """Initialize a weight as Transformer Engine does by default."""
     nn.init.normal_(weight, std=0.023)
 
 
@@ -62,7 +64,11 @@ def _dtype(options: dict[str, Any]) -> torch.dtype | None:
 
 
 class _Layer(nn.Module):
-    """What the layers share: parameters, and the group that their weights are divided among."""
+    """Base class of linear layers: parameters, norm, and the group that the weights are sharded over.
+
+    Args:
+        options: keyword arguments that all layers take.
+    """
 
     layer_norm_weight: Tensor
     layer_norm_bias: Tensor | None
@@ -75,11 +81,11 @@ class _Layer(nn.Module):
         self.options = options
 
     def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup) -> None:
-        """Divide the layer among the ranks of a group, of the size that it was made for."""
+        """Set the group that the weights are sharded over; its size is the ``tp_size`` of the constructor."""
         self.tp_group = tp_group
 
     def _parameter(self, name: str, *shape: int, fill: float | None = None) -> None:
-        """Register a parameter; without `fill` as torch's linear layers begin."""
+        """Register a parameter, filled with a constant if given, else initialized as a weight."""
         tensor = torch.empty(shape, device=self.options.get("device", "cuda"), dtype=_dtype(self.options))
         parameter = nn.Parameter(tensor)
         self.register_parameter(name, parameter)
@@ -87,31 +93,33 @@ class _Layer(nn.Module):
             if fill is not None:
                 nn.init.constant_(parameter, fill)
             else:
-                (self.options.get("init_method") or _begin)(parameter)
+                (self.options.get("init_method") or initialize_weight)(parameter)
 
     def _bias(self, name: str, size: int) -> None:
+        """Register a bias; None for a layer without biases."""
         if self.options.get("bias", True):
             self._parameter(name, size, fill=0.0)
         else:
             self.register_parameter(name, None)
 
     def _norm(self, width: int) -> None:
+        """Register the parameters of the layer's norm."""
         self._parameter("layer_norm_weight", width, fill=1.0)
         if self.options.get("normalization", "LayerNorm") == "LayerNorm":
             self._parameter("layer_norm_bias", width, fill=0.0)
         else:
             self.register_parameter("layer_norm_bias", None)
 
-    def _normed(self, x: Tensor, eps: float) -> Tensor:
+    def _apply_norm(self, x: Tensor, eps: float) -> Tensor:
         if self.options.get("normalization", "LayerNorm") == "LayerNorm":
             return layer_norm(x, self.layer_norm_weight, self.layer_norm_bias, eps)
         return rms_norm(x, self.layer_norm_weight, eps)
 
 
 class Linear(_Layer):
-    """A linear layer; ``parallel_mode``, ``"column"`` or ``"row"``, divides its weight.
+    """A linear layer; with ``parallel_mode="column"`` or ``"row"`` its weight is sharded over ``tp_group``.
 
-    With ``return_bias`` the bias is returned rather than added.
+    With ``return_bias`` the bias is returned and not added.
     """
 
     weight: Tensor
@@ -129,9 +137,10 @@ class Linear(_Layer):
         super().__init__(**options)
         self.in_features, self.out_features = in_features, out_features
         self.parallel_mode, self.return_bias = parallel_mode, return_bias
-        out = out_features // self.tp_size if parallel_mode == "column" else out_features
-        self._parameter("weight", out, in_features // self.tp_size if parallel_mode == "row" else in_features)
-        self._bias("bias", out)
+        local_out = out_features // self.tp_size if parallel_mode == "column" else out_features
+        local_in = in_features // self.tp_size if parallel_mode == "row" else in_features
+        self._parameter("weight", local_out, local_in)
+        self._bias("bias", local_out)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **kernels: Any) -> Any:
         """Return the output; with ``return_bias`` also the bias."""
@@ -141,7 +150,7 @@ class Linear(_Layer):
 
 
 class LayerNormLinear(Linear):
-    """A norm, ``"LayerNorm"`` or ``"RMSNorm"``, and a linear layer."""
+    """A linear layer after a norm; ``normalization`` is ``"LayerNorm"`` or ``"RMSNorm"``."""
 
     def __init__(
         self,
@@ -157,8 +166,8 @@ class LayerNormLinear(Linear):
         self._norm(in_features)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **kernels: Any) -> Any:
-        """Return the output, and what else the layer was made to return."""
-        normed = self._normed(inp, self.eps)
+        """Return the output, followed by the bias and the norm's output if the layer returns them."""
+        normed = self._apply_norm(inp, self.eps)
         out = super().forward(normed)
         if not self.return_layernorm_output:
             return out
@@ -166,7 +175,10 @@ class LayerNormLinear(Linear):
 
 
 class LayerNormMLP(_Layer):
-    """A norm and two linear layers, which ``set_parallel_mode`` divides; a gated activation doubles the first."""
+    """A norm and two linear layers, whose weights are sharded with ``set_parallel_mode``.
+
+    With a gated activation, such as ``"swiglu"``, the first layer has twice as many outputs.
+    """
 
     fc1_weight: Tensor
     fc1_bias: Tensor | None
@@ -197,17 +209,20 @@ class LayerNormMLP(_Layer):
         self._bias("fc2_bias", hidden_size)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None, **kernels: Any) -> Any:
-        """Return the output, and what else the layer was made to return."""
-        normed = self._normed(inp, self.eps)
+        """Return the output, followed by the bias and the norm's output if the layer returns them."""
+        normed = self._apply_norm(inp, self.eps)
         column, row = ("column", "row") if self.is_parallel else (None, None)
-        of_group = (self.tp_group, self.sequence_parallel)
-        inner = self._activated(parallel_linear(normed, self.fc1_weight, self.fc1_bias, column, *of_group))
+        sharding = (self.tp_group, self.sequence_parallel)
+        inner = self._activate(parallel_linear(normed, self.fc1_weight, self.fc1_bias, column, *sharding))
         bias = None if self.return_bias else self.fc2_bias
-        out = parallel_linear(inner, self.fc2_weight, bias, row, *of_group)
-        more = (self.fc2_bias,) * self.return_bias + (normed,) * self.return_layernorm_output
-        return (out, *more) if more else out
+        results: list[Tensor | None] = [parallel_linear(inner, self.fc2_weight, bias, row, *sharding)]
+        if self.return_bias:
+            results.append(self.fc2_bias)
+        if self.return_layernorm_output:
+            results.append(normed)
+        return tuple(results) if len(results) > 1 else results[0]
 
-    def _activated(self, x: Tensor) -> Tensor:
+    def _activate(self, x: Tensor) -> Tensor:
         if self.activation not in _GATES:
             return _ACTIVATIONS[self.activation](x)
         gate, up = x.chunk(2, -1)
@@ -215,7 +230,10 @@ class LayerNormMLP(_Layer):
 
 
 class DotProductAttention(nn.Module):
-    """Attention of ``"sbhd"`` or ``"bshd"``; causal if ``attn_mask_type`` says so, else all is seen."""
+    """Attention of tensors (sequence, batch, heads, width) or, with ``"bshd"``, (batch, sequence, heads, width).
+
+    It is causal if ``attn_mask_type`` contains the word; else every query sees all keys.
+    """
 
     def __init__(
         self,
@@ -235,7 +253,7 @@ class DotProductAttention(nn.Module):
     def forward(
         self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor, *args: Any, **options: Any
     ) -> Tensor:
-        """Return attention, with its heads in the last dim."""
+        """Return attention; heads and width are flattened into the last dim."""
         layout = options.get("qkv_format") or self.qkv_format
         mask_type = options.get("attn_mask_type") or self.attn_mask_type
         dropout = self.attention_dropout if self.training else 0.0
@@ -247,7 +265,7 @@ class DotProductAttention(nn.Module):
 
 
 class MultiheadAttention(nn.Module):
-    """Self-attention, with a norm before it if ``input_layernorm``."""
+    """Multi-head self-attention, with a norm before it if ``input_layernorm``."""
 
     def __init__(
         self,
@@ -269,20 +287,23 @@ class MultiheadAttention(nn.Module):
         self.width = kv_channels or hidden_size // num_attention_heads
         groups = num_gqa_groups or num_attention_heads
         column, row = ("column", "row") if set_parallel_mode else (None, None)
-        total = self.width * (num_attention_heads + 2 * groups)
+        qkv_width = self.width * (num_attention_heads + 2 * groups)
         self.ratio = num_attention_heads // groups
         if input_layernorm:
-            self.layernorm_qkv = LayerNormLinear(hidden_size, total, layernorm_epsilon, parallel_mode=column, **options)
+            self.layernorm_qkv = LayerNormLinear(
+                hidden_size, qkv_width, layernorm_epsilon, parallel_mode=column, **options
+            )
         else:
-            self.qkv = Linear(hidden_size, total, parallel_mode=column, **options)
+            self.qkv = Linear(hidden_size, qkv_width, parallel_mode=column, **options)
         self.core_attention = DotProductAttention(
-            *(num_attention_heads, self.width),
+            num_attention_heads,
+            self.width,
             attention_dropout=attention_dropout,
             qkv_format=qkv_format,
             attn_mask_type=attn_mask_type,
         )
-        of_heads = self.width * num_attention_heads
-        self.proj = Linear(of_heads, hidden_size, parallel_mode=row, return_bias=return_bias, **options)
+        out_width = self.width * num_attention_heads
+        self.proj = Linear(out_width, hidden_size, parallel_mode=row, return_bias=return_bias, **options)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **options: Any) -> Any:
         """Return the layer's output."""
@@ -294,7 +315,7 @@ class MultiheadAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """A layer of a decoder: attention and an MLP, each with a norm before it and a residual around it."""
+    """A decoder layer: attention and an MLP, each with a norm before it and a residual connection."""
 
     def __init__(
         self,
@@ -315,7 +336,11 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.hidden_dropout = hidden_dropout
         self.self_attention = MultiheadAttention(
-            *(hidden_size, num_attention_heads, kv_channels, attention_dropout, layernorm_epsilon),
+            hidden_size,
+            num_attention_heads,
+            kv_channels,
+            attention_dropout=attention_dropout,
+            layernorm_epsilon=layernorm_epsilon,
             num_gqa_groups=num_gqa_groups,
             input_layernorm=True,
             attn_mask_type=self_attn_mask_type,

@@ -1,14 +1,13 @@
 """Attention of transformers: flash attention without its package, and masks on fake tensors as on real ones.
 
-**Flash attention.** With ``attn_implementation="flash_attention_2"`` transformers looks for the package ``flash_attn``
-among those that are installed, and refuses the model if it is not there. In a world of GPUs it goes on, and imports
-what stands in for the package.
+**Flash attention.** With ``attn_implementation="flash_attention_2"`` transformers refuses a model if the package
+``flash_attn`` is not installed. In a world of GPUs it accepts the model, and imports the stand-in for the package.
 
 **Masks.** On real tensors, transformers passes no mask if no token is masked, and calls causal attention. On fake
 tensors it assumes that torch.export is tracing and always builds a mask: attention then computes all scores instead of
 half of them, and reads a mask that grows with the square of the sequence length. Here transformers treats fake tensors
-as real ones. It reads two values: whether sequences are packed, which follows from the positions, and whether a token
-is masked. The second is unknown; it is assumed that none is, with a remark.
+as real ones. It reads two values: whether sequences are packed, which follows from the positions, and whether any token
+is masked. The latter is unknown on fake tensors; it is assumed that none is, and a remark says so.
 """
 
 from __future__ import annotations
@@ -23,14 +22,17 @@ from dsexplore._internal.torch_internals.names import TorchName
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 
 _VERSION = 2
-"""The version of flash attention that has stand-ins of all names which transformers imports."""
+"""The version of flash attention whose stand-in has all names that transformers imports."""
 
 
 def _is_available(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
+    """Wrap transformers' check for the package to return True if it is missing, as there is a stand-in."""
     return lambda *args, **kwargs: _is_missing() or original(*args, **kwargs)
 
 
-def _not_refused(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
+def _accept_missing(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
+    """Wrap the check of a model's attention to accept flash attention if its package is missing."""
+
     @wraps(original)
     def check(self: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> None:
         if flash_attn_version != _VERSION or not _is_missing():
@@ -54,7 +56,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(
         TRANSFORMERS_FLASH_CHECK,
         "it refuses a model whose kernels are not installed",
-        _not_refused,
+        _accept_missing,
         when="cuda traffic",
     ),
     Patch(

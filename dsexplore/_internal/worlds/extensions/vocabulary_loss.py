@@ -1,4 +1,4 @@
-"""Cross entropy of words that are divided among the ranks of a group."""
+"""Cross entropy of logits whose vocabulary is sharded over the ranks of a group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class _SummedInForward(torch.autograd.Function):
-    """The sum over a group, whose gradient each rank has whole."""
+    """An all_reduce whose backward passes the gradient on: each rank already has the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -21,24 +21,24 @@ class _SummedInForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient as it is."""
+        """Return the gradient unchanged."""
         return gradients[0], None
 
 
 def cross_entropy_of_shards(
     logits: Tensor, labels: Tensor, smoothing: float, ignored: int, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each row, 0 of those that are ignored, and the log-sum-exp of its logits.
+    """Return the loss of each row, and the log-sum-exp of its logits.
 
-    With a group of several ranks the log-sum-exp of the parts is gathered, and the losses are summed, as in
-    FlashAttention.
+    With a group of several ranks, the log-sum-exp of each rank's logits is gathered and the logits of the labels are
+    summed, as in FlashAttention.
 
     Args:
-        logits: ``(rows, words of this rank)``, fp32.
-        labels: ``(rows,)``, of all words.
-        smoothing: the part of a label that is spread over all words.
-        ignored: the label of rows without a loss.
-        group: the ranks that hold the other words.
+        logits: logits of this rank's part of the vocabulary, fp32, shape (rows, words of this rank).
+        labels: indices into the whole vocabulary, shape (rows,).
+        smoothing: label smoothing, 0 to 1.
+        ignored: label of rows whose loss is 0.
+        group: ranks that hold the other parts of the vocabulary; None for an unsharded one.
     """
     ranks = dist.get_world_size(group) if group is not None else 1
     words = logits.shape[-1]
@@ -58,6 +58,11 @@ def cross_entropy_of_shards(
 
 
 def _add_gradient(local: Tensor, total: Tensor) -> Tensor:
-    """Return the log-sum-exp over all ranks, whose gradient reaches this rank's logits by its share of it."""
+    """Return the log-sum-exp over all ranks with the gradient for this rank's logits: its share of the sum.
+
+    Args:
+        local: log-sum-exp of this rank's logits.
+        total: log-sum-exp of the logits of all ranks.
+    """
     share = (local - total).exp().detach()
     return total + share * (local - local.detach())

@@ -1,4 +1,4 @@
-"""Stand-ins for ``xformers.ops``: memory-efficient attention with its masks, and SwiGLU.
+"""Stand-ins for ``xformers.ops``: memory-efficient attention with its masks, SwiGLU and RMS norm.
 
 Names and shapes are those of xformers 0.0.30 (https://github.com/facebookresearch/xformers).
 """
@@ -20,7 +20,7 @@ from dsexplore._internal.worlds.extensions.registry import Names
 from dsexplore._internal.worlds.extensions.xformers_masks import AttentionBias
 
 _OPS = ("xformers_flash::flash_fwd", "xformers_flash3::flash_fwd", "xformers::efficient_attention_forward_cutlass")
-"""Ops that programs name, to keep their results from being recomputed, and do not call."""
+"""Ops that programs do not call, but name in policies of activation checkpointing."""
 
 
 def memory_efficient_attention(
@@ -34,17 +34,18 @@ def memory_efficient_attention(
     op: object = None,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Compute attention of ``(batch, length, heads, width)``, of heads in groups, or of tensors without heads.
+    """Compute attention.
 
     Args:
-        query: of this shape.
-        key: likewise.
-        value: likewise.
-        attn_bias: what is added to the scores, or a mask.
-        p: the part of the weights that is dropped.
-        scale: of the scores; None for 1 / √width.
-        op: the kernel, which changes no shape.
-        output_dtype: of the result; None for that of the queries.
+        query: queries, shape (batch, length, heads, width), (batch, length, groups, heads, width), or (batch, length,
+            width) for a single head.
+        key: keys, of the same shape but for the length.
+        value: values, of the shape of the keys but for the width.
+        attn_bias: tensor that is added to the scores, or a mask; None to see all keys.
+        p: dropout probability of the weights.
+        scale: factor of the scores; None for 1 / √width.
+        op: the kernel; has no effect here.
+        output_dtype: data type of the result; None for that of the queries.
     """
     q, k, v = (tensor.unsqueeze(2) if tensor.dim() == 3 else tensor.flatten(2, -2) for tensor in (query, key, value))
     form = Form(scale=scale, dropout=p)
@@ -64,10 +65,10 @@ def attention_and_lse(
     attn_bias: Any = None,
     p: float = 0.0,
     scale: float | None = None,
-    **of: Any,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return what `memory_efficient_attention` does, and the log-sum-exp of the scores, ``(batch, heads, length)``."""
-    out = memory_efficient_attention(query, key, value, attn_bias, p, scale, **of)
+    """Return `memory_efficient_attention`'s result and the log-sum-exp of scores, shape (batch, heads, length)."""
+    out = memory_efficient_attention(query, key, value, attn_bias, p, scale, **options)
     mask = attn_bias.seen_by(query, key) if isinstance(attn_bias, AttentionBias) else attn_bias
     return out, log_sum_exp(query, key, Form(scale=scale), mask)
 
@@ -78,13 +79,13 @@ def merge_attentions(
     write_lse: bool = True,
     output_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the attention over all keys, and its log-sum-exp, from those over parts of the keys.
+    """Return the attention over all keys, and its log-sum-exp, from the results for parts of the keys.
 
     Args:
-        attn_split: of each part, ``(batch, length, heads, width)``.
-        lse_split: of each part, ``(batch, heads, length)``.
-        write_lse: whether to return the log-sum-exp.
-        output_dtype: of the result; None for that of the parts.
+        attn_split: attention over each part, shape (batch, length, heads, width); stacked or a sequence.
+        lse_split: log-sum-exp of the scores of each part, shape (batch, heads, length); stacked or a sequence.
+        write_lse: False to return None in place of the log-sum-exp.
+        output_dtype: data type of the attention; None for that of the parts.
     """
     parts = attn_split if isinstance(attn_split, Tensor) else torch.stack(list(attn_split))
     sums = lse_split if isinstance(lse_split, Tensor) else torch.stack(list(lse_split))
@@ -97,13 +98,13 @@ class _Profiler:
     """A profiler that records nothing."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Take what the profilers of xformers take."""
+        """Accept the arguments of any profiler of xformers."""
 
     def __enter__(self) -> _Profiler:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End."""
+        """Do nothing."""
 
     def step(self) -> None:
         """Do nothing."""
@@ -114,7 +115,7 @@ def profiler_step() -> None:
 
 
 class SwiGLU(nn.Module):
-    """The gated layer of Llama: ``w3(silu(w1 x) * w2 x)``; the first two may be one layer, ``w12``."""
+    """The feed-forward layer ``w3(silu(w1 x) * w2 x)``; ``w1`` and ``w2`` are packed in ``w12`` by default."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ def unbind(x: Tensor, dim: int) -> tuple[Tensor, ...]:
 
 
 def _define_ops() -> list[torch.library.Library]:
-    """Define the ops that programs name, where nothing else does."""
+    """Define the ops in `_OPS` that no other library has defined; return the libraries that keep them alive."""
     libraries = []
     for name in _OPS:
         namespace, _, op = name.partition("::")

@@ -19,7 +19,12 @@ class AttentionBias:
     form = Form()
 
     def seen_by(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return which keys queries ``(batch, queries, heads, width)`` see, as a mask ``(1, 1, queries, keys)``."""
+        """Return the mask of visible keys, shape (1, 1, queries, keys), or a bias for the scores.
+
+        Args:
+            query: queries, shape (batch, queries, heads, width).
+            key: keys, shape (batch, keys, heads, width).
+        """
         return self.materialize((1, 1, query.shape[1], key.shape[1]), device=query.device, dtype=torch.bool)
 
     def materialize(
@@ -32,33 +37,34 @@ class AttentionBias:
         return torch.zeros(*shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))
 
     def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        ends = (torch.tensor([0, length], device=device) for length in (queries, keys))
-        of_queries, of_keys = ends
-        return packed_mask(of_queries, queries, of_keys, keys, self.form)
+        """Return the mask of the keys that each query sees, shape (1, 1, queries, keys) or (queries, keys)."""
+        query_offsets = torch.tensor([0, queries], device=device)
+        key_offsets = torch.tensor([0, keys], device=device)
+        return packed_mask(query_offsets, queries, key_offsets, keys, self.form)
 
 
 class LowerTriangularFromBottomRightMask(AttentionBias):
-    """A query sees keys up to its own place, where the last query is at the last key."""
+    """A query sees keys up to its own position; the last query is at the last key."""
 
     form = Form(causal=True)
 
 
 class LowerTriangularMask(AttentionBias):
-    """A query sees keys up to its own place, counted from the first key."""
+    """A query sees keys up to its own position; the first query is at the first key."""
 
     def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
         return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
 
     def add_bias(self, bias: Tensor) -> LowerTriangularMaskWithTensorBias:
-        """Return this mask with a bias for the scores."""
+        """Return this mask with a bias that is added to the scores."""
         return LowerTriangularMaskWithTensorBias(bias)
 
 
 class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
-    """A causal mask with a bias for the scores.
+    """A causal mask with a bias that is added to the scores.
 
     Args:
-        bias: ``(batch, heads, queries, keys)``.
+        bias: the bias, shape (batch, heads, queries, keys).
     """
 
     def __init__(self, bias: Tensor) -> None:
@@ -71,12 +77,17 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
 
 
 class _Lengths:
-    """Where the sequences of a packed batch begin and end.
+    """The offsets of packed sequences.
+
+    Args:
+        lengths: lengths of the sequences.
+        device: device of the offsets.
 
     Attributes:
-        seqstart: ``(sequences + 1,)``.
-        seqstart_py: the same as numbers.
+        seqstart: offsets, shape (sequences + 1,), int32.
+        seqstart_py: the same as a list.
         max_seqlen: the longest length.
+        min_seqlen: the shortest length.
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str | None = None) -> None:
@@ -88,12 +99,19 @@ class _Lengths:
         self.min_seqlen = min(lengths, default=0)
 
     def intervals(self) -> Iterator[tuple[int, int]]:
-        """Yield where each sequence begins and ends."""
+        """Yield the begin and the end of each sequence."""
         return zip(self.seqstart_py, self.seqstart_py[1:], strict=False)
 
 
 class BlockDiagonalMask(AttentionBias):
-    """A query sees the keys of its own sequence; several sequences are one, packed."""
+    """For packed sequences: a query sees the keys of its own sequence.
+
+    Args:
+        q_seqinfo: offsets of the sequences of queries.
+        k_seqinfo: offsets of the sequences of keys.
+        _batch_sizes: number of sequences of each packed batch; None if none was packed.
+        form: which keys of its sequence a query sees; None for those of the class.
+    """
 
     def __init__(
         self,
@@ -113,21 +131,21 @@ class BlockDiagonalMask(AttentionBias):
         *,
         device: torch.device | str | None = None,
     ) -> Mask:
-        """Return the mask of sequences of these lengths; ``kv_seqlen`` is that of queries unless given."""
+        """Return the mask for sequences of these lengths; ``kv_seqlen=None`` for keys as long as the queries."""
         queries = _Lengths(q_seqlen, device)
         keys = queries if kv_seqlen is None else _Lengths(kv_seqlen, device)
         return cls(queries, keys)
 
     @classmethod
     def from_tensor_list(cls: type[Mask], tensors: Sequence[Tensor]) -> tuple[Mask, Tensor]:
-        """Return the mask of batches ``(batch, length, ...)``, and these packed, ``(1, tokens, ...)``."""
+        """Pack batches, shape (batch, length, ...), into (1, tokens, ...); return their mask and the packed tensor."""
         lengths = [tensor.shape[1] for tensor in tensors for _ in range(tensor.shape[0])]
         mask = cls.from_seqlens(lengths)
         mask._batch_sizes = [tensor.shape[0] for tensor in tensors]
         return mask, torch.cat([tensor.reshape(1, -1, *tensor.shape[2:]) for tensor in tensors], 1)
 
     def split(self, tensor: Tensor) -> list[Tensor]:
-        """Return the sequences of a packed batch, ``(batch, length, ...)`` each, as they were packed."""
+        """Split a packed tensor into the batches that it was packed from, shape (batch, length, ...)."""
         parts = [tensor[:, begin:end] for begin, end in self.q_seqinfo.intervals()]
         split: list[Tensor] = []
         for size in self._batch_sizes or [1] * len(parts):
@@ -136,33 +154,33 @@ class BlockDiagonalMask(AttentionBias):
         return split
 
     def make_causal(self) -> BlockDiagonalCausalMask:
-        """Return the mask in which queries see keys up to their own place, counted from the first key."""
+        """Return this mask with causal sequences: a query sees keys up to its own position."""
         return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, Form(causal=True))
 
     def make_local_attention(self, window_size: int) -> BlockDiagonalCausalLocalAttentionMask:
-        """Return the causal mask in which queries see so many keys."""
+        """Return this mask with causal sequences of which a query sees the last ``window_size`` keys."""
         form = Form(causal=True, window=(window_size - 1, 0))
         return BlockDiagonalCausalLocalAttentionMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, form)
 
     make_causal_from_bottomright = make_causal
 
     def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        ends = (self.q_seqinfo.seqstart.to(device), self.k_seqinfo.seqstart.to(device))
-        return packed_mask(ends[0], queries, ends[1], keys, self.form)
+        query_offsets, key_offsets = self.q_seqinfo.seqstart.to(device), self.k_seqinfo.seqstart.to(device)
+        return packed_mask(query_offsets, queries, key_offsets, keys, self.form)
 
 
 class BlockDiagonalCausalMask(BlockDiagonalMask):
-    """A query sees the keys of its own sequence, up to its own place."""
+    """For packed sequences: a query sees the keys of its own sequence up to its own position."""
 
     form = Form(causal=True)
 
 
 class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalCausalMask):
-    """Likewise, where the last query is at the last key."""
+    """As `BlockDiagonalCausalMask`; the last query of a sequence is at its last key."""
 
 
 class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
-    """Likewise, of the last few keys."""
+    """As `BlockDiagonalCausalMask`, of which a query sees only the last keys."""
 
 
 CLASSES = (

@@ -1,1 +1,1 @@
-"""What a program repeats is not run: layers and microbatches that record what others have recorded."""
+"""Layers and microbatches that would record what others have recorded are not run: their rows are repeated."""

@@ -12,11 +12,11 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 FIRST, LAST = 3, 1
-"""How many layers are run before those that are skipped, and after them. The first and the last may differ from the
-others; of two that are equal, one is compared with the other."""
+"""Number of layers that run before the skipped ones, and after them. The first and the last layer may differ from the
+others; the two between are compared with each other."""
 _REPEATED = 2
-"""Position in a pass of the interval that is repeated; it is compared with the one before it."""
-_OF_ALL = ("optimizer", "start-up")
+"""Index in a pass of the interval that is repeated; it is compared with the one before it."""
+_PHASES_OF_ALL_LAYERS = ("optimizer", "start-up")
 """Phases in which no layer is skipped."""
 Way = Literal["forward", "backward", "reduce"]
 """Kind of a pass; ``reduce``: FSDP2's reductions after a pipeline's last backward."""
@@ -35,21 +35,32 @@ class LayerMark(NamedTuple):
     layer: int
 
 
-class _Period(NamedTuple):
+class _LayerInterval(NamedTuple):
     """The interval of one layer in a pass."""
 
     container: int
-    layer: int
-    """Position of its layer among those that the pass runs."""
+    position: int
+    """Position of the layer among those that the pass runs."""
     skipped: int
     """Number of layers that the pass skips: 0 if it runs all."""
-    shifts: Sequence[int]
-    """Offset that turns a position into a layer number, by repetition; -1 is the last repetition."""
+    offsets: Sequence[int]
+    """Layer number less position, by repetition; -1 is the last repetition."""
 
-    def position(self, layer: int) -> int | None:
+    def position_of(self, layer: int) -> int | None:
         """Return the position of a layer; None for one that is skipped."""
-        position = layer if layer < FIRST else layer - self.skipped
-        return position if position >= min(layer, FIRST) else None
+        if layer < FIRST:
+            return layer
+        position = layer - self.skipped
+        return position if position >= FIRST else None
+
+
+class _ModuleInLayer(NamedTuple):
+    """A module's name, split at the name of its layer."""
+
+    container: int
+    layer: int
+    suffix: str
+    """The name after that of the layer, ``".mlp.up"``; empty for the layer itself."""
 
 
 class LayerRuns:
@@ -60,7 +71,7 @@ class LayerRuns:
         names: per container, the names of its layers; empty if all of them run.
 
     Attributes:
-        times: as `repeat` takes it.
+        times: {interval of the recording: number of its repetitions to add}, for `repeat`.
 
     Raises:
         CannotSkip: layers do not run one after another.
@@ -68,63 +79,70 @@ class LayerRuns:
 
     def __init__(self, marks: Sequence[object], names: Sequence[Sequence[str]]) -> None:
         self.times: dict[int, int] = {}
-        self._names, self._periods = names, dict[int, _Period]()
-        self._layers = {layer: (number, at) for number, layers in enumerate(names) for at, layer in enumerate(layers)}
-        self._place = cache(self._find)
+        self._names, self._intervals = names, dict[int, _LayerInterval]()
+        self._layers: dict[str, _ModuleInLayer] = {}
+        for container, layers in enumerate(names):
+            self._layers |= {name: _ModuleInLayer(container, layer, "") for layer, name in enumerate(layers)}
+        self._split = cache(self._split_name)
         for first, mark in enumerate(marks):
-            if isinstance(mark, LayerMark) and names[mark.container] and first + 1 not in self._periods:
-                self._read(first, mark, marks)
+            if isinstance(mark, LayerMark) and names[mark.container] and first + 1 not in self._intervals:
+                self._read_pass(first, mark, marks)
 
-    def _read(self, first: int, mark: LayerMark, marks: Sequence[object]) -> None:
-        """Read the pass that begins with a mark."""
+    def _read_pass(self, first: int, mark: LayerMark, marks: Sequence[object]) -> None:
+        """Read the pass whose first mark is at index `first`; interval ``i + 1`` begins with mark ``i``."""
         count = len(self._names[mark.container])
-        step = -1 if mark.layer else 1  # torch 2.15 reduces from the last layer on, older ones from the first
-        for layers in ([*range(FIRST), *range(count - LAST, count)], range(count)):
-            if marks[first : first + len(layers)] == [mark._replace(layer=layer) for layer in layers[::step]]:
+        is_reversed = mark.layer != 0  # a backward, or reductions of torch 2.15; older versions reduce in order
+        for layers in ([*range(FIRST), *range(count - LAST, count)], [*range(count)]):
+            order = layers[::-1] if is_reversed else layers
+            if marks[first : first + len(order)] == [mark._replace(layer=layer) for layer in order]:
                 break
         else:
             raise CannotSkip("layers are not reached one after another")
-        skipped = count - len(layers)
-        before, after = (0, skipped)[::step]
-        for at, index in enumerate(range(len(layers))[::step]):
-            shifts = [*range(before, after, step), after] if at == _REPEATED else [before if at < _REPEATED else after]
-            self._periods[first + at + 1] = _Period(mark.container, index, skipped, shifts)
-        compared = range(_REPEATED, _REPEATED + 1 if skipped else count - 1)
-        self.times |= {first + at + 1: skipped for at in compared}
+        skipped, positions = count - len(order), [*range(len(order))]
+        before, after, step = 0, skipped, 1
+        if is_reversed:
+            positions.reverse()
+            before, after, step = skipped, 0, -1
+        for index, position in enumerate(positions):
+            offsets = [before] if index < _REPEATED else [after]
+            if index == _REPEATED:
+                offsets = [*range(before, after, step), after]
+            self._intervals[first + index + 1] = _LayerInterval(mark.container, position, skipped, offsets)
+        for index in [_REPEATED] if skipped else range(_REPEATED, count - 1):
+            self.times[first + index + 1] = skipped
 
-    def relative(self, name: str, phase: str, interval: int) -> str:
+    def relative_name(self, name: str, phase: str, interval: int) -> str:
         """Return a name with its layer number replaced by the distance from the interval's layer."""
-        place, period = self._place(name), self._periods[interval]
-        if place is None or phase in _OF_ALL or place[0] != period.container:
+        module, current = self._split(name), self._intervals[interval]
+        if module is None or phase in _PHASES_OF_ALL_LAYERS or module.container != current.container:
             return name
-        position = period.position(place[1])
-        return "" if position is None else f"{position - period.layer:+d}{place[2]}"
+        position = current.position_of(module.layer)
+        return "" if position is None else f"{position - current.position:+d}{module.suffix}"
 
-    def renamed(self, name: str, phase: str, interval: int, number: int) -> str:
+    def repeated_name(self, name: str, phase: str, interval: int, repetition: int) -> str:
         """Return a name with the number of the layer that a repetition stands for.
 
         Raises:
-            CannotSkip: a layer is named in a place where the skipped ones cannot be known.
+            CannotSkip: a layer is named where its repetitions cannot be known.
         """
-        place, period = self._place(name), self._periods.get(interval)
-        if place is None or phase in _OF_ALL:
+        module, current = self._split(name), self._intervals.get(interval)
+        if module is None or phase in _PHASES_OF_ALL_LAYERS:
             return name
-        container, layer, rest = place
-        layers = self._names[container]
-        if period is None or period.container != container:
-            if layer in (0, len(layers) - 1):
+        layers = self._names[module.container]
+        if current is None or current.container != module.container:
+            if module.layer in (0, len(layers) - 1):
                 return name
-        elif not period.skipped:
+        elif not current.skipped:
             return name
         else:
-            position = period.position(layer)
-            if position is not None and abs(position - period.layer) <= 1:
-                return layers[position + period.shifts[number]] + rest
+            position = current.position_of(module.layer)
+            if position is not None and abs(position - current.position) <= 1:
+                return layers[position + current.offsets[repetition]] + module.suffix
         raise CannotSkip(f"{name} does something in {phase} outside of its turn")
 
-    def _find(self, name: str) -> tuple[int, int, str] | None:
-        """Return (container, layer, rest of the name) for a module inside a layer, else None."""
+    def _split_name(self, name: str) -> _ModuleInLayer | None:
+        """Split the name of a module at that of the layer that holds it; None for a module outside of layers."""
         end = len(name)
         while end > 0 and name[:end] not in self._layers:
             end = name.rfind(".", 0, end)
-        return (*self._layers[name[:end]], name[end:]) if end > 0 else None
+        return self._layers[name[:end]]._replace(suffix=name[end:]) if end > 0 else None

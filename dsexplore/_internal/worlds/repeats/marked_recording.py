@@ -1,4 +1,4 @@
-"""A recording that is marked in program order, from which the tables of the program in full are made."""
+"""`MarkedRecording`: a recording with marks where layers and microbatches are skipped, and the tables with all rows."""
 
 from __future__ import annotations
 
@@ -13,44 +13,63 @@ import polars as pl
 import torch
 from torch import nn
 
-from dsexplore._internal.capture.kernels.held_storage import Held
+from dsexplore._internal.capture.kernels.held_storage import USES, Held
 from dsexplore._internal.capture.recorder_in_use import in_use
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.worlds.repeats.layer_runs import FIRST, LAST, CannotSkip, LayerMark, LayerRuns
-from dsexplore._internal.worlds.repeats.repeated_rows import RowBoundary, join_segments, repeat, with_buffers
+from dsexplore._internal.worlds.repeats.repeated_rows import (
+    Frames,
+    RowBoundary,
+    join_segments,
+    repeat,
+    with_buffers,
+)
 
 
 class PartMark(NamedTuple):
-    """The begin of one forward, one backward, or one pair of both, of a microbatch."""
+    """The begin of a part of a step: a microbatch's forward, its backward, or a pair of both."""
 
     skipped: int
     """Number of equal parts that are skipped."""
     freed: int = 0
-    """Bytes of activations that skipped parts have added, and that are freed from here on."""
+    """Bytes of activations of skipped parts that are freed here."""
+
+
+Label = LayerMark | PartMark | list[Held]
+"""What begins at a mark: a layer, or a part of a step; for gradients of skipped layers, the memory that they hold."""
+
+
+class Microbatches(NamedTuple):
+    """The microbatches of a schedule's step."""
+
+    run: int
+    """Number that ran."""
+    total: int
 
 
 class _Mark(NamedTuple):
-    label: LayerMark | PartMark | list[Held]
-    """The part that begins there; for gradients of skipped layers, their memory."""
+    """A place in the recording."""
+
+    label: Label
     step: int
     issued: int
     """Number of collectives issued so far."""
     segment: int
-    """The segment of kernels that begins there."""
+    """The segment of kernels that begins here."""
     calls: Mapping[int, int]
-    """At parts of microbatches: calls of modules so far, by identity of the entry."""
+    """For a `PartMark`, {identity of a module's entry: its calls so far}."""
 
 
 @dataclass
 class MarkedRecording:
-    """The recording that was opened last, with marks of what is skipped."""
+    """The recording that was opened last, with marks where layers and microbatches are skipped."""
 
     containers: list[Sequence[nn.Module]] = field(default_factory=list)
-    """Layers of each container that repeat each other, as far as is known before they are called."""
+    """The layers of each container whose layers look equal before they are called."""
     not_repeating: set[int] = field(default_factory=set)
-    """Indices of containers with layers that were seen to differ: all layers of these are run."""
-    microbatches: list[tuple[int, int]] = field(default_factory=list)
-    """For each step of a schedule, how many microbatches ran, and how many there are."""
+    """Indices of containers whose layers turned out to differ, and all run."""
+    microbatches: list[Microbatches] = field(default_factory=list)
+    """By step of a schedule."""
     marks: list[_Mark] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -67,7 +86,7 @@ class MarkedRecording:
     @property
     def has_skipped(self) -> bool:
         """True if microbatches or layers were skipped."""
-        return bool(self.repeating) or any(run < count for run, count in self.microbatches)
+        return bool(self.repeating) or any(step.run < step.total for step in self.microbatches)
 
     @property
     def repeating(self) -> dict[int, Sequence[nn.Module]]:
@@ -82,8 +101,8 @@ class MarkedRecording:
         self.containers.append(layers)
         return len(self.containers) - 1
 
-    def mark(self, label: LayerMark | PartMark | list[Held]) -> None:
-        """Mark a place in the program."""
+    def mark(self, label: Label) -> None:
+        """Mark this place in the recording; a new segment of kernels begins."""
         segment = 0
         if self.kernels is not None:
             self.kernels.mark(None)
@@ -93,7 +112,11 @@ class MarkedRecording:
         self.marks.append(_Mark(label, steps, issued, segment, calls))
 
     def make(self, gradients: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """Make gradients for skipped layers: record no op that makes them, but the place and their memory."""
+        """Make gradients for skipped layers; of these, only the place and the memory are recorded, no ops.
+
+        Args:
+            gradients: makes them, and returns a tensor for each storage.
+        """
         if self.kernels is None:
             gradients()
             return
@@ -108,48 +131,77 @@ class MarkedRecording:
             held += self.kernels.memory.holds(made)
 
     def whole(self, tables: Tables) -> Tables:
-        """Return the tables of the program in full.
+        """Return the tables of the program with all its layers and microbatches.
 
         Args:
-            tables: of the recording, which has ended.
+            tables: the tables of the recording, which has ended.
 
         Raises:
-            CannotSkip: what was skipped does not repeat what was run.
+            CannotSkip: a skipped part does not repeat one that ran.
         """
         steps = len(self._recording.steps) if self._recording.ends_with_step else None
         marks = [mark for mark in self.marks if steps is None or mark.step < steps]
         if not marks:
             return tables
-        find = self._recorder.modules.find
-        names = [[find(layer).name for layer in self.repeating.get(at, ())] for at in range(len(self.containers))]
-        seq = list(accumulate((len(issued.messages) for issued in self._recording.issued), initial=0))
         goes_on = pl.col("segment").is_in([mark.segment for mark in marks]).alias("goes_on")
-        frames = {"events": tables.events, "kernels": tables.kernels.with_columns(goes_on)}
-        frames["memory"] = tables.memory.with_columns(goes_on)
-        runs = LayerRuns([mark.label for mark in marks], names)
-        given = {at: mark.label for at, mark in enumerate(marks, 1) if isinstance(mark.label, list)}
-        freed = {at: sum((Counter({held.use: held.size}) for held in label), Counter()) for at, label in given.items()}
-        cuts = [RowBoundary(seq[mark.issued], mark.segment) for mark in marks]
-        frames, cuts, grown = repeat(frames, cuts, runs.times, runs, freed)
-        if grown[3:].any():
-            raise CannotSkip("the memory of layers is not freed again")
-        parts = [(mark.label, at) for at, mark in enumerate(marks) if isinstance(mark.label, PartMark)]
-        times = {at: part.skipped for at, (part, _) in enumerate(parts, 1) if part.skipped}
-        dropped = {at: {"activations": part.freed} for at, (part, _) in enumerate(parts, 1)}
-        frames = join_segments(repeat(frames, [cuts[at] for _, at in parts], times, freed=dropped)[0])
+        frames = {
+            "events": tables.events,
+            "kernels": tables.kernels.with_columns(goes_on),
+            "memory": tables.memory.with_columns(goes_on),
+        }
+        names = self._layer_names()
+        frames, cuts = self._repeat_layers(frames, marks, names)
+        parts = [
+            _Part(mark.label.skipped, mark.label.freed, cut, mark.calls)
+            for mark, cut in zip(marks, cuts, strict=True)
+            if isinstance(mark.label, PartMark)
+        ]
+        times = {interval: part.skipped for interval, part in enumerate(parts, 1) if part.skipped}
+        freed = {interval: {"activations": part.freed} for interval, part in enumerate(parts, 1)}
+        frames = join_segments(repeat(frames, [part.cut for part in parts], times, freed=freed).frames)
         events, kernels, memory = (frames[name].drop("goes_on", strict=False) for name in frames)
-        modules = self._called(tables.modules, [(part.skipped, marks[at].calls) for part, at in parts], names)
-        return self._add_microbatches(replace(tables, events=events, kernels=kernels, memory=memory, modules=modules))
+        modules = self._with_skipped_calls(tables.modules, parts, names)
+        return self._with_all_microbatches(
+            replace(tables, events=events, kernels=kernels, memory=memory, modules=modules)
+        )
 
-    def _called(
-        self, modules: pl.DataFrame, parts: Sequence[tuple[int, Mapping[int, int]]], names: Sequence[Sequence[str]]
+    def _layer_names(self) -> list[list[str]]:
+        """Return the names of each container's layers; none for a container whose layers all run."""
+        find = self._recorder.modules.find
+        return [[find(layer).name for layer in self.repeating.get(at, ())] for at in range(len(self.containers))]
+
+    def _repeat_layers(
+        self, frames: Frames, marks: Sequence[_Mark], names: Sequence[Sequence[str]]
+    ) -> tuple[Frames, list[RowBoundary]]:
+        """Return the tables with the rows of skipped layers, and the places of the marks in them.
+
+        Raises:
+            CannotSkip: a skipped layer does not repeat one that ran, or does not free its memory.
+        """
+        seq = list(accumulate((len(issued.messages) for issued in self._recording.issued), initial=0))
+        cuts = [RowBoundary(seq[mark.issued], mark.segment) for mark in marks]
+        freed: dict[int, Counter[str]] = {}
+        for interval, mark in enumerate(marks, 1):
+            if isinstance(mark.label, list):
+                freed[interval] = Counter()
+                for held in mark.label:
+                    freed[interval][held.use] += held.size
+        layers = LayerRuns([mark.label for mark in marks], names)
+        repeated = repeat(frames, cuts, layers.times, layers, freed)
+        if any(repeated.grown[use] for use in USES):
+            raise CannotSkip("the memory of layers is not freed again")
+        return repeated.frames, repeated.cuts
+
+    def _with_skipped_calls(
+        self, modules: pl.DataFrame, parts: Sequence[_Part], names: Sequence[Sequence[str]]
     ) -> pl.DataFrame:
         """Add the calls of skipped parts to the table of modules; a skipped layer has those of a layer that ran."""
         calls = Counter(dict(modules.select("module", "calls").iter_rows()))
         entries = {id(entry): entry.name for entry in self._recorder.modules.in_order()}
-        for (skipped, before), (_, after) in pairwise(parts):
-            for entry, name in entries.items() if skipped else ():
-                calls[name] += skipped * (after.get(entry, 0) - before.get(entry, 0))
+        for part, following in pairwise(parts):
+            if part.skipped:
+                for entry, name in entries.items():
+                    calls[name] += part.skipped * (following.calls.get(entry, 0) - part.calls.get(entry, 0))
         for layers in names:
             for layer in layers[FIRST : len(layers) - LAST]:
                 for name in [name for name in calls if name == layer or name.startswith(f"{layer}.")]:
@@ -157,12 +209,21 @@ class MarkedRecording:
         counted = [calls[name] for name in modules["module"]]
         return modules.with_columns(calls=pl.Series(counted, dtype=modules.schema["calls"]))
 
-    def _add_microbatches(self, tables: Tables) -> Tables:
-        """Add what a stage has per microbatch: its number in the schedule, and buffers for messages."""
+    def _with_all_microbatches(self, tables: Tables) -> Tables:
+        """Add what depends on the number of microbatches: that number in the schedule, and receive buffers."""
         if not tables.info.schedule or not self.microbatches:
             return tables
-        run, count = self.microbatches[0]
-        schedule = json.dumps({**json.loads(tables.info.schedule), "microbatches": count})
-        total = sum(count for _, count in self.microbatches)
-        memory = with_buffers(tables.memory, tables.events, total, count - run)
+        first = self.microbatches[0]
+        schedule = json.dumps({**json.loads(tables.info.schedule), "microbatches": first.total})
+        total = sum(step.total for step in self.microbatches)
+        memory = with_buffers(tables.memory, tables.events, total, first.total - first.run)
         return replace(tables, memory=memory, info=replace(tables.info, schedule=schedule))
+
+
+class _Part(NamedTuple):
+    """A `PartMark` and its place in tables with all layers."""
+
+    skipped: int
+    freed: int
+    cut: RowBoundary
+    calls: Mapping[int, int]

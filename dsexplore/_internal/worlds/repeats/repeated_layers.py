@@ -1,7 +1,7 @@
 """Repeated layers of a model: consecutive children of one container with the same parts, shapes and settings.
 
-Layers are compared as they are before a step, with all that was done to them: their parameters' placements, wrappers,
-hooks and FSDP2's settings. A number that is a layer's own index may differ.
+Layers are compared before a step, including what was applied to them: placements of parameters, wrappers, hooks and
+FSDP2's settings. Only numbers that are a layer's own index may differ.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ Layers = Sequence[nn.Module]
 
 
 def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> list[Layers]:
-    """Find the containers of a world's models that have more equal layers than are run.
+    """Find the containers whose layers can be skipped: those with more equal layers than have to run.
 
-    There is none where DDP or FSDP1 is used, as their buckets and flat parameters need each gradient. Models made
-    outside of the world, as of earlier cells of a notebook, do not count: no parameter of theirs is a fake tensor of
-    its mode.
+    With DDP or FSDP1 there are none, as their buckets and flat parameters need each gradient. Models from outside of
+    the world, such as those of earlier notebook cells, are left out: their parameters are no fake tensors of its mode.
 
     Args:
-        mode: of the world's fake tensors.
-        stage: the module to look in, where no hook and no compiler but torch's may stand around the layers' forward;
-            all models unless given.
+        mode: the mode of the world's fake tensors.
+        stage: module of a script's pipeline stage to search; its containers must have no hooks except torch's, and
+            no compiled layers. None searches all models.
     """
     containers = []
     for candidate in gc.get_objects():
@@ -86,19 +85,22 @@ def _are_equal(layers: Layers) -> bool:
     )
 
 
-def _is_same(value: Any, other: Any, apart: int) -> bool:
-    """Return True if two descriptions are equal, except numbers that differ by `apart`, also in ``"layers.3"``."""
+def _is_same(value: Any, other: Any, distance: int) -> bool:
+    """Return True if two descriptions are equal, except numbers that differ by `distance`, also in ``"layers.3"``."""
     if isinstance(value, str) and isinstance(other, str) and value != other:
-        value, other = (
-            [int(part) if part.isdecimal() else part for part in text.split(".")] for text in (value, other)
-        )
+        value, other = _split_numbers(value), _split_numbers(other)
     if isinstance(value, list) and isinstance(other, list):
-        return len(value) == len(other) and all(map(_is_same, value, other, repeat(apart)))
-    return bool(value == other) or (type(value) is int and type(other) is int and other - value == apart)
+        return len(value) == len(other) and all(map(_is_same, value, other, repeat(distance)))
+    return bool(value == other) or (type(value) is int and type(other) is int and other - value == distance)
+
+
+def _split_numbers(name: str) -> list[int | str]:
+    """Split a dotted name: ``"layers.3"`` → ``["layers", 3]``."""
+    return [int(word) if word.isdecimal() else word for word in name.split(".")]
 
 
 def _description(layer: nn.Module) -> list[Any] | None:
-    """Describe a layer but for its tensors' values; None if hooks wait for gradients or FSDP2 prefetches explicitly."""
+    """Describe a layer, without values of tensors; None if hooks wait for gradients or FSDP2 prefetches explicitly."""
     parts: list[Any] = []
     for name, module in layer.named_modules():
         parts += [name, type(module), *_settings(module), [list(map(_name, hooks)) for hooks in hooks_of(module)]]
@@ -118,7 +120,7 @@ def _description(layer: nn.Module) -> list[Any] | None:
 
 
 def _settings(thing: Any) -> Iterator[Any]:
-    """Yield the name and the value of each plain attribute of an object, in turn."""
+    """Yield name and value, one after the other, of each attribute that is a plain value or a function."""
     for name, value in sorted(vars(thing).items()):
         if value is None or isinstance(value, (bool, int, float, str, torch.dtype, type)):
             yield from (name, value)
@@ -135,6 +137,7 @@ def _name(function: Any) -> str:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Describe a tensor: shape, strides, dtype and device; of a DTensor also mesh and placements."""
     if isinstance(tensor, DTensor):
         return (*_shape(local_tensor(tensor)), tuple(tensor.shape), tensor.placements, tensor.device_mesh)
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
@@ -145,17 +148,17 @@ def _has_hooks_of_torch_alone(layers: Layers) -> bool:
     modules = [module for layer in layers for module in layer.modules()]
     functions = [hook for hooks in chain(hooks_of_all(), *map(hooks_of, modules)) for hook in hooks]
     functions += [vars(module)["forward"] for module in modules if "forward" in vars(module)]
-    return all(map(_is_torchs, functions)) and not any(map(is_compiled, modules))
+    return all(map(_is_from_torch, functions)) and not any(map(is_compiled, modules))
 
 
-def _is_torchs(function: Any) -> bool:
+def _is_from_torch(function: Any) -> bool:
     """Return True if a function, and all functions that it is made of, are defined in torch or this package."""
     names = [str(getattr(part, "__module__", None) or type(part).__module__) for part in _parts(function, set())]
     return all(name.split(".")[0] in ("torch", "dsexplore") for name in names)
 
 
 def _parts(function: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield a function and the functions that it closes over, wraps or is bound to, where Python shows them."""
+    """Yield a function and the functions that it closes over, wraps, or has as defaults; `seen` holds identities."""
     if id(function) in seen:
         return
     seen.add(id(function))

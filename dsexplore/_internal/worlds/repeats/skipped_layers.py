@@ -1,11 +1,11 @@
-"""Layers that are skipped: a few of a container's equal layers are run, and the call of another returns its argument.
+"""Skip layers: a few of a container's equal layers run, and the call of any other returns its argument.
 
-The model is built, sharded and wrapped with all its layers, and forward and backward go from the last layer before the
-gap to the first behind it. Parameters of skipped layers get gradients like those of a layer that was run, so that what
-comes after, as clipping and the optimizer, has all of them.
+The model is built, sharded and wrapped with all its layers; forward and backward go from the last layer before the gap
+to the first one after it. Parameters of skipped layers get gradients like those of a layer that ran, because clipping
+and the optimizer need all of them.
 
-In a script each layer is run once before it is skipped, in the first forward of a schedule's step: its call, what it
-records and what autograd would do are compared with those of other layers, and what it returns is dropped.
+In a script each layer runs once before it is skipped, in the first forward of a schedule's step. Its arguments, its
+rows and its autograd graph are compared with those of other layers, and its result is dropped.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def skipped_layers(recording: MarkedRecording, stage: nn.Module | None = None) -
     """Skip repeated layers in the block, in a world of fake tensors.
 
     Args:
-        recording: what is recorded.
-        stage: the module of a script's pipeline stage, whose layers are run once before they are skipped; all models
-            unless given.
+        recording: the recording to mark.
+        stage: module of a script's pipeline stage, whose layers run once before they are skipped; None skips layers
+            of all models.
 
     Raises:
-        CannotSkip: in the block, where a layer turns out to differ from others after some were skipped.
+        CannotSkip: in the block, if a layer turns out to differ from others after some were skipped.
     """
     mode = entered()
     containers = repeated_layers(mode, stage) if mode is not None else []
@@ -60,35 +60,35 @@ def skipped_layers(recording: MarkedRecording, stage: nn.Module | None = None) -
 
 
 class _Signature(NamedTuple):
-    """What can be seen of a layer's call, and must be equal in all calls but those of the first and the last layer."""
+    """Observations of a layer's call, equal for all layers except the first and the last."""
 
     arguments: Any
-    """As `_described` describes them; None where layers are not checked."""
+    """Description of the arguments by `_described`; None if layers are not checked."""
     hooks: tuple[str, ...]
-    """Names of the hooks that the call gave to tensors; only of a layer that is run for the first time."""
+    """Names of the hooks that the call registered on tensors; empty after the layer's first run."""
     graph: list[str]
-    """Names of the autograd nodes from the argument to the result; the same."""
+    """Names of the autograd nodes from the argument to the result; empty after the layer's first run."""
 
 
 @dataclass(eq=False)
 class _Container:
-    """The layers of one container, and what their calls have shown in this block.
+    """The layers of one container, and observations of their calls in this block.
 
     Args:
         number: the container's index in the recording.
-        layers: in order.
-        unchecked: indices of the layers that are still to be run once before they are skipped.
+        layers: the layers, in order.
+        unchecked: indices of the layers that have not run yet, and have to run once before they are skipped.
     """
 
     number: int
     layers: Sequence[nn.Module]
     unchecked: set[int]
     second: _Signature | None = None
-    """The latest call of the second layer, with which those behind it are compared; None if it is like no other."""
+    """The latest call of the second layer, with which later layers are compared; None if it equals no other."""
     arguments: Any = None
-    """Arguments of the last layer before the skipped ones, which get the same."""
+    """Description of the arguments of the last layer before the skipped ones; these must get equal ones."""
     has_skipped: bool = False
-    """True once a layer was skipped: from then on, the container must repeat."""
+    """True once a layer was skipped: from then on, layers must not differ."""
 
     @property
     def skipped(self) -> range:
@@ -97,19 +97,19 @@ class _Container:
 
 
 class _Place(NamedTuple):
-    """A layer, as its container and its number there."""
+    """A layer: its container and its index there."""
 
     container: _Container
-    number: int
+    layer: int
 
 
 class SkippedLayers:
     """The layers that are skipped in a block.
 
     Args:
-        recording: what is recorded.
-        numbers: of the containers of these layers.
-        is_checked: whether each layer is run once before it is skipped.
+        recording: the recording to mark.
+        numbers: indices in the recording of the layers' containers.
+        is_checked: True if each layer runs once before it is skipped.
     """
 
     def __init__(self, recording: MarkedRecording, numbers: Sequence[int], is_checked: bool) -> None:
@@ -127,9 +127,9 @@ class SkippedLayers:
                 self._places[id(layer)] = place = _Place(container, index)
                 self._places_of_parts |= {id(part): place for part in layer.modules()}
         self._hooks: list[str] = []
-        """The hooks that tensors got since a layer was called."""
+        """Names of the hooks registered on tensors since the last layer was called."""
         self._reduced: _Place | None = None
-        """The layer whose gradients FSDP2 reduced last, outside of autograd."""
+        """The layer whose gradients FSDP2 reduced last outside of autograd."""
 
     def wrap_module_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``Module.__call__`` to skip layers, and to compare and mark those that run."""
@@ -142,14 +142,14 @@ class SkippedLayers:
             first_argument = args[0] if args else next(iter(kwargs.values()), None)
             arguments = _described((args, kwargs)) if self._is_checked else None
             is_skipped, is_recomputed = self._is_skipped(place), current_graph_task() != -1
-            if is_skipped and (is_recomputed or place.number not in place.container.unchecked):
+            if is_skipped and (is_recomputed or place.layer not in place.container.unchecked):
                 self._check_arguments(place.container, arguments)
                 return first_argument
-            if is_recomputed:  # by activation checkpointing, in backward, whose marks hooks of gradients make
+            if is_recomputed:  # by activation checkpointing, in backward, which is marked by hooks of gradients
                 return original(module, *args, **kwargs)
             run = partial(original, module, *args, **kwargs)
             result = self._run_and_compare(place, run, first_argument, arguments)
-            if is_skipped:  # it was run only to be checked
+            if is_skipped:  # it ran only to be checked
                 _reshard(module)
                 return first_argument
             if isinstance(result, torch.Tensor) and result.requires_grad:
@@ -168,11 +168,11 @@ class SkippedLayers:
         return register_hook
 
     def wrap_record_post_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap FSDP2's record of the forward order, which backward prefetching follows, to leave skipped layers out."""
+        """Wrap FSDP2's record of the forward order, which backward prefetching follows, to omit skipped layers."""
         return lambda group: None if self._is_skipped(self._place_of(group)) else original(group)
 
     def wrap_post_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap FSDP2's reduction of gradients to leave skipped layers out, and to mark others outside autograd."""
+        """Wrap FSDP2's reduction of gradients to omit skipped layers, and to mark others outside of autograd."""
 
         def post_backward(group: Any, *args: Any) -> Any:
             place = self._place_of(group)
@@ -187,7 +187,7 @@ class SkippedLayers:
         return post_backward
 
     def wrap_use_of_gradients(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that makes or needs gradients: before and after it, skipped layers have what others have."""
+        """Wrap a function that makes or needs gradients to fill those of skipped layers before and after it."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._fill_gradients()
@@ -202,20 +202,20 @@ class SkippedLayers:
         return container.number not in self._recording.not_repeating
 
     def _is_skipped(self, place: _Place | None) -> bool:
-        return place is not None and place.number in place.container.skipped and self._repeats(place.container)
+        return place is not None and place.layer in place.container.skipped and self._repeats(place.container)
 
     def _place_of(self, group: Any) -> _Place | None:
         """Return the layer of one of FSDP2's groups; None for a group of no layer."""
         return self._places_of_parts.get(id(group.modules[0]))
 
     def _mark(self, place: _Place, way: Way) -> None:
-        self._recording.mark(LayerMark(place.container.number, way, place.number))
+        self._recording.mark(LayerMark(place.container.number, way, place.layer))
 
     def _check_arguments(self, container: _Container, arguments: Any) -> None:
-        """Check that a layer that is skipped would get what the last one before it got.
+        """Check that a skipped layer is called with arguments like those of the last layer before it.
 
         Raises:
-            CannotSkip: it would not.
+            CannotSkip: they differ.
         """
         container.has_skipped = True
         if arguments != container.arguments:
@@ -223,6 +223,12 @@ class SkippedLayers:
 
     def _run_and_compare(self, place: _Place, run: Callable[[], Any], first_argument: Any, arguments: Any) -> Any:
         """Run a layer in forward, compare its call with others, and return its result.
+
+        Args:
+            place: the layer.
+            run: calls it.
+            first_argument: its input, which a skipped layer returns.
+            arguments: description of all its arguments; None if layers are not checked.
 
         Raises:
             CannotSkip: it differs from others after some were skipped.
@@ -233,7 +239,7 @@ class SkippedLayers:
         signature = None
         is_new = result is not first_argument and _have_equal_form(result, first_argument)
         if is_new and before == self._visible_state():
-            graph = _graph(result, first_argument) if place.number in place.container.unchecked else []
+            graph = _graph(result, first_argument) if place.layer in place.container.unchecked else []
             signature = _Signature(arguments, tuple(self._hooks) if graph else (), graph)
         self._compare(place, signature)
         return result
@@ -253,7 +259,7 @@ class SkippedLayers:
             self._recording.not_repeating.add(container.number)
 
     def _visible_state(self) -> tuple[Any, ...]:
-        """Return the state by which a call could differ from the next: random generators, and number of values read."""
+        """Return the state that could make the next call differ: random generators, and the number of values read."""
         if not any(container.unchecked for container in self._containers):
             return ()
         mode, numpy = entered(), sys.modules.get("numpy.random")
@@ -261,40 +267,46 @@ class SkippedLayers:
         return random.getstate(), bytes(key), position, mode.inventor.reads if mode is not None else 0
 
     def _fill_gradients(self) -> None:
-        """Set gradients of skipped layers' parameters, with the memory layout that a layer which ran has."""
-        pairs = [
-            (container.layers[index], container.layers[FIRST - 1])
-            for container in self._containers
-            if self._repeats(container)
-            for index in container.skipped
-        ]
-        self._recording.make(lambda: [tensor for layer, source in pairs for tensor in _fill_from(layer, source)])
+        """Set gradients of skipped layers' parameters, with the memory layout of a layer that ran."""
+
+        def fill() -> Iterator[torch.Tensor]:
+            for container in filter(self._repeats, self._containers):
+                for index in container.skipped:
+                    yield from _fill_from(container.layers[index], container.layers[FIRST - 1])
+
+        self._recording.make(lambda: list(fill()))
 
 
 def _reshard(layer: nn.Module) -> None:
-    """Free what FSDP2 gathered for a layer, as it does after backward."""
+    """Free the parameters that FSDP2 gathered for a layer, as it does after backward."""
     for part in layer.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
 
 
 def _fill_from(layer: nn.Module, source: nn.Module) -> Iterable[torch.Tensor]:
-    """Set missing gradients like another layer's; return a plain tensor for each storage."""
+    """Set missing gradients like another layer's; return a plain tensor for each storage that is made."""
     made: dict[int, torch.Tensor] = {}
-    for parameter, model in zip(layer.parameters(), source.parameters(), strict=True):
-        gradient = model.grad
-        if gradient is None or parameter.grad is not None or not _have_equal_form(parameter, model):
+    for parameter, like in zip(layer.parameters(), source.parameters(), strict=True):
+        gradient = like.grad
+        if gradient is None or parameter.grad is not None or not _have_equal_form(parameter, like):
             continue
         local = local_part(gradient)
         storage = local.untyped_storage()
         key = storage_number(storage)
         if key not in made:
             made[key] = torch.empty(storage.nbytes() // local.element_size(), dtype=local.dtype, device=local.device)
-        part = made[key].as_strided(local.shape, local.stride(), local.storage_offset())
+        filled = made[key].as_strided(local.shape, local.stride(), local.storage_offset())
         if isinstance(gradient, DTensor):
-            shape: dict[str, Any] = {"shape": gradient.shape, "stride": gradient.stride()}
-            part = DTensor.from_local(part, gradient.device_mesh, gradient.placements, run_check=False, **shape)
-        parameter.grad = part
+            filled = DTensor.from_local(
+                filled,
+                gradient.device_mesh,
+                gradient.placements,
+                run_check=False,
+                shape=gradient.shape,
+                stride=gradient.stride(),
+            )
+        parameter.grad = filled
     return made.values()
 
 
@@ -317,7 +329,7 @@ def _graph(result: torch.Tensor, argument: torch.Tensor) -> list[str]:
 
 
 def _described(value: Any) -> Any:
-    """Describe arguments of a call; objects that are neither tensors nor plain values by their identity."""
+    """Describe arguments of a call for comparison; objects other than tensors and plain values by their identity."""
     if isinstance(value, torch.Tensor):
         placements = value.placements if isinstance(value, DTensor) else None
         return tuple(value.shape), tuple(local_part(value).shape), value.dtype, placements, value.requires_grad
@@ -333,7 +345,7 @@ def _described(value: Any) -> Any:
 def _patch(
     target: TorchName, why: str, make: Callable[[SkippedLayers, Callable[..., Any]], Callable[..., Any]]
 ) -> Patch:
-    """Return the entry that replaces a function by what a method of `SkippedLayers` makes of it."""
+    """Return the entry that wraps a function of torch with a method of `SkippedLayers`."""
     return Patch(target, why, lambda original, parts: make(parts[SkippedLayers], original), on_import=True)
 
 
@@ -342,7 +354,7 @@ _REGISTER_HOOK = TorchName("torch:Tensor.register_hook")
 _BACKWARD = TorchName("torch.autograd:backward")
 PATCHES = (
     _patch(_MODULE_CALL, "it runs layers that repeat others", SkippedLayers.wrap_module_call),
-    _patch(_REGISTER_HOOK, "what hooks do shows in backward alone", SkippedLayers.wrap_register_hook),
+    _patch(_REGISTER_HOOK, "what hooks do is seen only in backward", SkippedLayers.wrap_register_hook),
     _patch(_BACKWARD, "it gives skipped layers no gradients", SkippedLayers.wrap_use_of_gradients),
     _patch(pipelining.SCALE_GRADS, "it needs gradients of skipped layers", SkippedLayers.wrap_use_of_gradients),
     _patch(pipelining.REDUCE_GRADS, "it gives skipped layers no gradients", SkippedLayers.wrap_use_of_gradients),

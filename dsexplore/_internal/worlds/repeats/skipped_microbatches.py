@@ -1,12 +1,12 @@
-"""Microbatches that are skipped: a step of a GPipe or 1F1B schedule runs a few, and the others repeat these.
+"""Skip microbatches: a step of a GPipe or 1F1B schedule runs a few, whose rows are repeated for the others.
 
-A stage begins with forwards (the warm-up), goes on with pairs of a backward and a forward, and ends with as many
-backwards as it began with forwards; with GPipe all forwards are warm-up. Within each of the three, what is done for one
-microbatch is what was done for the one before, but for the first. So four forwards of the warm-up are run, three pairs,
-and four backwards: the second and the third of each are compared, and the third is repeated. The last forward is sent
-later, and in the last backward gradients are reduced.
+A stage runs forwards (the warm-up), then pairs of a backward and a forward, then as many backwards as there were
+warm-up forwards; with GPipe all forwards are warm-up. Within each of these three, a microbatch does what the one before
+it did, except the first and the last: the last forward is sent later, and the last backward reduces gradients. So four
+warm-up forwards, three pairs and four backwards run; the second and the third of each are compared, and the third is
+repeated.
 
-What the program gets back has its whole length: losses and outputs of microbatches that are skipped are the last one's.
+The program gets as many losses and outputs as it expects: skipped microbatches have those of the last one.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from dsexplore._internal.torch_internals.pipelining import (
     stages_of,
 )
 from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
-from dsexplore._internal.worlds.repeats.marked_recording import MarkedRecording, PartMark
+from dsexplore._internal.worlds.repeats.marked_recording import MarkedRecording, Microbatches, PartMark
 from dsexplore._internal.worlds.repeats.repeated_layers import local_part
 from dsexplore._internal.worlds.repeats.skipped_layers import skipped_layers
 
 _WARM_UP, _PAIRS = 4, 3
-"""Number of warm-up forwards that run, with as many backwards at the end, and number of pairs."""
+"""Number of warm-up forwards that run (and of backwards at the end), and number of pairs that run."""
 _REPEATED = 2
-"""The number of the forward, pair or backward that is repeated."""
+"""Index of the forward, pair or backward that is repeated."""
 
 
 @contextmanager
 def skip_repeats(*, is_script: bool = False) -> Iterator[MarkedRecording]:
-    """Skip microbatches and layers in the block that repeat others, in a world of fake tensors, while one records.
+    """Skip microbatches and layers that repeat others in the block, in a world of fake tensors and while one records.
 
     Args:
-        is_script: skip layers in steps of schedules alone, and run each of them once before.
+        is_script: True to skip layers only in steps of schedules, after each ran once. False skips them everywhere.
 
     Yields:
-        What was recorded; its `MarkedRecording.whole` makes the tables of all that was skipped.
+        The marked recording; `MarkedRecording.whole` returns the tables with all layers and microbatches.
 
     Raises:
-        CannotSkip: in the block, or by `MarkedRecording.whole`, where the program has to be run in full.
+        CannotSkip: in the block or from `MarkedRecording.whole`, if the program has to run in full.
     """
     recording, patches = MarkedRecording(), Patches()
     try:
         install_all(PATCHES, {"always"}, patches, Parts(_Skipped(recording, is_script)))
         with nullcontext() if is_script else skipped_layers(recording):
             yield recording
-    except Exception as error:  # the program's own, or because of what was skipped
+    except Exception as error:  # the program's own, or caused by the skipping
         if recording.marks:
             raise CannotSkip(f"it ended with {type(error).__name__}") from error
         raise
@@ -76,72 +76,88 @@ class _Skipped:
         @wraps(original)
         def step(schedule: Any, *args: Any, **kwargs: Any) -> None:
             (stage,) = stages_of(schedule)
-            is_torchs = vars(type(schedule)).get(original.__name__) is step
-            if not is_torchs or not stage.has_backward or not self._recording.is_alone:
+            is_of_torch = vars(type(schedule)).get(original.__name__) is step
+            if not is_of_torch or not stage.has_backward or not self._recording.is_alone:
                 original(schedule, *args, **kwargs)
                 return
             call = signature(original).bind(schedule, *args, **kwargs)
             losses = call.arguments.get("losses")
             layers = skipped_layers(self._recording, stage.submod) if self._is_script else nullcontext()
-            with layers, self._short(schedule, losses is not None) as (run, count):
+            with layers, self._short(schedule, keeps_losses=losses is not None) as microbatches:
                 for name in ("arg_mbs", "kwarg_mbs", "target_mbs"):
                     if call.arguments.get(name):
-                        call.arguments[name] = call.arguments[name][:run]
+                        call.arguments[name] = call.arguments[name][: microbatches.run]
                 original(*call.args, **call.kwargs)
-            for kept in (losses, stage.output_chunks):
-                if kept:
-                    kept += [_detached(kept[-1]) for _ in range(count - run)]
-            self._recording.microbatches.append((run, count))
+            for results in (losses, stage.output_chunks):
+                if results:
+                    results += [_detached(results[-1]) for _ in range(microbatches.total - microbatches.run)]
+            self._recording.microbatches.append(microbatches)
 
         return step
 
     @contextmanager
-    def _short(self, schedule: Any, keeps_losses: bool) -> Iterator[tuple[int, int]]:
-        """Run only some of a schedule's microbatches in the block; yield their number, and that of all."""
-        (stage,), count = stages_of(schedule), count_microbatches(schedule)
-        warm_up = count
+    def _short(self, schedule: Any, *, keeps_losses: bool) -> Iterator[Microbatches]:
+        """Run only some of a schedule's microbatches in the block, and mark where the others would run.
+
+        Args:
+            schedule: the schedule.
+            keeps_losses: True if the program keeps the losses; else they are freed after the last backward.
+        """
+        (stage,), total = stages_of(schedule), count_microbatches(schedule)
+        warm_up = total
         if type(schedule).__name__ == "Schedule1F1B":
-            warm_up = min(count, stage.num_stages - stage.stage_index)
-        forwards, pairs = min(warm_up, _WARM_UP), min(count - warm_up, _PAIRS)
-        run, ends = forwards + pairs, _marks(forwards, warm_up)
+            warm_up = min(total, stage.num_stages - stage.stage_index)
+        forwards, pairs = min(warm_up, _WARM_UP), min(total - warm_up, _PAIRS)
+        microbatches = Microbatches(forwards + pairs, total)
+        ends = _marks(forwards, warm_up)
         marks = {
             "forward_one_chunk": iter(ends),
-            "backward_one_chunk": iter([*_marks(pairs, count - warm_up), *ends]),
+            "backward_one_chunk": iter([*_marks(pairs, total - warm_up), *ends]),
         }
-        losses = dict.fromkeys([] if keeps_losses else ["bytes"], 0)
+        loss_bytes = 0
 
         def marking(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
+                nonlocal loss_bytes
                 if name not in marks:
-                    drop_losses()
+                    free_losses()
                 elif (mark := next(marks[name], None)) is not None:
                     self._recording.mark(mark)
-                if losses and isinstance(kwargs.get("loss"), torch.Tensor):
-                    losses["bytes"] = local_part(kwargs["loss"]).untyped_storage().nbytes()
+                if isinstance(kwargs.get("loss"), torch.Tensor):
+                    loss_bytes = local_part(kwargs["loss"]).untyped_storage().nbytes()
                 return original(*args, **kwargs)
 
             return call
 
-        def drop_losses() -> None:
-            if losses:
-                self._recording.mark(PartMark(0, losses.pop("bytes") * (count - run)))
+        are_freed = keeps_losses
+
+        def free_losses() -> None:
+            nonlocal are_freed
+            if not are_freed:
+                are_freed = True
+                self._recording.mark(PartMark(0, freed=loss_bytes * (total - microbatches.run)))
 
         patches = Patches()
         try:
             for name in (*marks, "perform_reduce_grad"):
                 if hasattr(stage, name):
                     patches.attribute(stage, name, marking(name, getattr(stage, name)))
-            with shortened(schedule, run, stage.num_stages - (warm_up - forwards)):
-                yield run, count
-            drop_losses()  # where the schedule has not reduced gradients since
+            with shortened(schedule, microbatches.run, stage.num_stages - (warm_up - forwards)):
+                yield microbatches
+            free_losses()  # unless the schedule has reduced gradients, and freed them there
         finally:
             patches.undo()
 
 
 def _marks(run: int, count: int) -> list[PartMark]:
-    """Return one mark per forward, pair or backward that runs; one of them marks the ``count - run`` skipped ones."""
-    return [PartMark(count - run if number == _REPEATED else 0) for number in range(run)]
+    """Return a mark per forward, pair or backward that runs; the repeated one has the number of those skipped.
+
+    Args:
+        run: number of those that run.
+        count: number of all.
+    """
+    return [PartMark(count - run if index == _REPEATED else 0) for index in range(run)]
 
 
 def _detached(output: Any) -> Any:

@@ -1,8 +1,8 @@
-"""What schedulers and older launchers hand a script, supplied when its own code reads it.
+"""Supply a script with the variables and options that schedulers and older launchers pass.
 
-``srun`` and ``mpirun`` set variables of their own, and ``torch.distributed.launch`` and DeepSpeed's launcher pass
-``--local_rank``. A framework that finds such variables takes another way than under torchrun, so they are there for the
-script's own code alone, and only while it runs.
+``srun`` and ``mpirun`` set variables of their own; ``torch.distributed.launch`` and DeepSpeed's launcher pass
+``--local_rank``. Frameworks that find such variables initialize in another way than under torchrun. So only the
+script's own code sees them, and only while it runs.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 from dsexplore._internal.user_code import is_user_file
 from dsexplore._internal.worlds.remarks import Remarks
 
-_NAMES = ("--local_rank", "--local-rank")
+_OPTIONS = ("--local_rank", "--local-rank")
 _ENVIRONMENT = type(os.environ)
 _READERS = {reader.__code__.co_filename for reader in (os.getenv, Mapping.get, Mapping.__contains__)}
-"""Files of launchers between a program and its environment."""
+"""Files of Python's functions that read an environment variable for their caller."""
 
 
 def cluster_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:
     """Return the variables that Slurm, Open MPI, MPICH and MVAPICH set for a rank.
 
     Args:
-        rank: 0 to ``world_size`` - 1.
+        rank: the global rank.
         world_size: number of ranks.
-        ranks_per_node: on each node; the last may have fewer.
+        ranks_per_node: number of ranks on each node; the last node may have fewer.
     """
     node, local = divmod(rank, ranks_per_node)
     nodes = -(-world_size // ranks_per_node)
@@ -63,12 +63,12 @@ def cluster_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[s
 
 @contextmanager
 def launched_on_a_cluster(variables: Mapping[str, str], local_rank: int, remarks: Remarks) -> Iterator[None]:
-    """Supply the block's program with the variables of schedulers and older launchers.
+    """Supply the program that runs in the block with such variables and options.
 
     Args:
-        variables: of `cluster_variables`.
-        local_rank: of this rank on its node.
-        remarks: where it is noted what was supplied.
+        variables: names and values, from `cluster_variables`.
+        local_rank: number of this rank on its node, for ``--local_rank``.
+        remarks: gets a note on each that was supplied.
     """
     read = _ENVIRONMENT.__getitem__
     parse = argparse.ArgumentParser.parse_known_args
@@ -82,11 +82,11 @@ def launched_on_a_cluster(variables: Mapping[str, str], local_rank: int, remarks
 
 
 def _supplying(read: Callable[..., str], variables: Mapping[str, str], remarks: Remarks) -> Callable[..., str]:
-    """Wrap a read of a variable so that the script's own code sees what a scheduler's process would."""
+    """Wrap a read of an environment variable so that the script's own code also finds these."""
 
     @wraps(read)
     def supplied(environment: Any, name: str) -> str:
-        if name in variables and _is_of_script(sys._getframe(1)):
+        if name in variables and _is_read_by_script(sys._getframe(1)):
             remarks.say(f"{name} is supplied as a scheduler sets it for this rank", quiet=True)
             return variables[name]
         return read(environment, name)
@@ -94,8 +94,8 @@ def _supplying(read: Callable[..., str], variables: Mapping[str, str], remarks: 
     return supplied
 
 
-def _is_of_script(frame: FrameType | None) -> bool:
-    """Return True if the program itself reads the environment, and no installed package for it."""
+def _is_read_by_script(frame: FrameType | None) -> bool:
+    """Return True if the program's own code reads the environment, rather than an installed package."""
     while frame is not None and frame.f_code.co_filename in _READERS:
         frame = frame.f_back
     return frame is not None and is_user_file(frame.f_code.co_filename)
@@ -106,12 +106,13 @@ def _supply_local_rank(parse: Callable[..., Any], local_rank: int, remarks: Rema
 
     @wraps(parse)
     def parsed(parser: argparse.ArgumentParser, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        given = list(sys.argv[1:] if args is None else args)
-        asked = [name for name in _NAMES if name in parser._option_string_actions]
-        is_given = any(argument.partition("=")[0] in _NAMES for argument in given)
-        if (args is None or (given and given == sys.argv[1:])) and asked and not is_given:
-            remarks.note(f"{asked[0]} is supplied as older launchers pass it")
-            given.insert(0, f"{asked[0]}={local_rank}")
-        return parse(parser, given, namespace)
+        arguments = list(sys.argv[1:] if args is None else args)
+        is_command_line = args is None or (arguments and arguments == sys.argv[1:])
+        declared = [name for name in _OPTIONS if name in parser._option_string_actions]
+        is_passed = any(argument.partition("=")[0] in _OPTIONS for argument in arguments)
+        if is_command_line and declared and not is_passed:
+            remarks.note(f"{declared[0]} is supplied as older launchers pass it")
+            arguments.insert(0, f"{declared[0]}={local_rank}")
+        return parse(parser, arguments, namespace)
 
     return parsed

@@ -1,18 +1,17 @@
 """Find the classes of ranks that do the same, by playing few ranks of a world.
 
-A rank's traffic depends on its coordinates, on its shards, and on conditions on its number. The search plays rank 0,
-and then
+A rank's traffic depends on its coordinates, on its shards, and on conditions on its number. The search plays
 
-* along a pipeline, with the other coordinates fixed, all stages;
-* the first, second and last rank along all other axes at once. Where those differ, the first and the last along each
-  axis alone, and then the ranks between them are halved until each change is found;
+* all stages of a pipeline, at one coordinate of the other axes (the second, which is typical);
+* the first and the last rank along all other axes at once. If these differ from the second, the first and the last
+  rank along each axis, and then by bisection ranks between them, until each change is located;
 * for each condition on the rank, in the program or common in frameworks, the first and the last rank on its rarer side;
 * one rank for each combination of differing coordinates and conditions, and for each size of shards;
 * a rank in the middle of all axes, as a check.
 
 Ranks are compared by the digests of their traces. A rank that was not played is represented by a played one with the
 same stage, conditions and shards. This assumes that an axis has the same effect at all coordinates of the other axes,
-that two equal ranks on an axis have no change between them, and that the program depends on the rank in no other way.
+that nothing changes between two equal ranks on an axis, and that the program depends on the rank in no other way.
 Every played rank is checked against these assumptions.
 """
 
@@ -40,12 +39,12 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a played rank.
+    """The outcome of playing a rank.
 
     Attributes:
         digest: digest of its trace; equal for ranks that do the same.
-        shapes: shardings of the parameters whose local shapes are not in the digest.
-        whole: digest with all local shapes.
+        shapes: shardings of the parameters whose local shapes are left out of the digest.
+        whole: digest that includes all local shapes.
     """
 
     digest: str
@@ -63,16 +62,21 @@ class RankClass:
 
 @dataclass(frozen=True)
 class Distinct:
-    """The classes of all ranks of a world, with the axes and conditions that separate them."""
+    """The classes of all ranks of a world, and the axes and conditions that separate them.
+
+    Attributes:
+        classes: the classes, by played rank.
+        played: all ranks that were played.
+        differ: axes and conditions that make a difference.
+        without_effect: axes and conditions that make none.
+        unexplained: pairs of a played rank and the rank that should represent it, which differ for no known reason.
+    """
 
     classes: tuple[RankClass, ...]
     played: tuple[int, ...]
     differ: tuple[str, ...] = ()
-    """Axes and conditions that make a difference."""
     without_effect: tuple[str, ...] = ()
-    """Axes and conditions that make none."""
     unexplained: tuple[tuple[int, int], ...] = ()
-    """(played rank, the rank that should represent it) for those that differ against all assumptions."""
 
 
 Play = Callable[[Sequence[int]], Mapping[int, Outcome]]
@@ -86,9 +90,9 @@ class Search:
     Args:
         world_size: number of ranks.
         axes: axes of the world.
-        tests: conditions on the rank.
-        play: function that plays ranks.
-        outcomes: {rank: outcome} of ranks that were played before.
+        tests: conditions on the rank in the program.
+        play: plays ranks.
+        outcomes: {rank: outcome} of the ranks that were played so far.
     """
 
     world_size: int
@@ -104,13 +108,16 @@ class Search:
             UsageError: more ranks differ than can be played.
         """
         self._ranks: Numbers = np.arange(self.world_size)
+        # The base rank is the second along all axes but pipelines.
         self._base = sum(axis.stride for axis in self.axes if not axis.is_pipeline and axis.size > 1)
         tests = [*self.tests, *self._usual_tests()]
+        # By rank, the number of axes on which it is not at the base rank's coordinate.
         self._distance: Numbers = np.zeros(self.world_size, dtype=np.int64)
         for axis in self.axes:
             self._distance += self._coordinates(axis) != axis.coordinate(self._base)
+        # The played ranks that show the effect of axes: those on a line through the base rank.
         self._along = {self._base, *self._stages()}
-        # Ranks of the last stage, which do the least, come last, so that no processor is idle for long.
+        # Ranks of the last stage, which do least, come last, so that no processor is idle for long.
         self._play([self._middle(), *sorted(self._along), *self._corners(), *self._ends_of_tests(tests)])
         keys = self._keys_by_axes()
         typical = self._typical(keys)
@@ -122,6 +129,7 @@ class Search:
         return self._classes(keys, tests, matter)
 
     def _play(self, ranks: Iterable[int]) -> None:
+        """Play those of the ranks that were not played before."""
         new = [rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes]
         if len(self.outcomes) + len(new) > MOST_PLAYED:
             raise UsageError(
@@ -136,6 +144,7 @@ class Search:
         return self._base + (coordinate - axis.coordinate(self._base)) * axis.stride
 
     def _stages(self) -> list[int]:
+        """Return a rank of each pipeline stage: that with the base rank's other coordinates."""
         pipelines = (axis for axis in self.axes if axis.is_pipeline and axis.size <= MOST_STAGES)
         return [self._rank_at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
 
@@ -146,19 +155,20 @@ class Search:
         return [first, first + sum((axis.size - 1) * axis.stride for axis in axes)]
 
     def _ends_of_axes(self) -> list[int]:
-        """Return the first and the last rank along each axis; empty if both corners act as the base rank does.
+        """Return the first and the last rank along each axis; empty if both corners equal the base rank.
 
-        For a corner to equal the base despite differences, those along different axes would have to cancel out.
+        A corner equals the base rank if no axis has an effect; effects of several axes would have to cancel out.
         """
         if {self.outcomes[rank].digest for rank in self._corners()} == {self.outcomes[self._base].digest}:
             return []
         return [self._rank_at(axis, at) for axis in self.axes for at in (0, axis.size - 1)]
 
     def _middle(self) -> int:
+        """Return the rank in the middle of all axes."""
         return sum(axis.size // 2 * axis.stride for axis in self.axes)
 
     def _usual_tests(self) -> list[RankTest]:
-        """Return conditions that frameworks test: the first and last rank of the world, and of each pipeline stage."""
+        """Return the conditions that frameworks test: first and last rank, of the world and of a pipeline stage."""
         of_stage = [axis for axis in self.axes if not axis.is_pipeline]
         first = np.all([self._coordinates(axis) == 0 for axis in of_stage], axis=0) if of_stage else None
         last = np.all([self._coordinates(axis) == axis.size - 1 for axis in of_stage], axis=0) if of_stage else None
@@ -207,10 +217,10 @@ class Search:
             self._play_along(self._rank_at(axis, (low + high) // 2) for axis, (low, high) in gaps)
 
     def _play_along(self, ranks: Iterable[int]) -> None:
-        """Play the ranks that differ because of axes alone."""
-        wanted = list(ranks)
-        self._along.update(wanted)
-        self._play(wanted)
+        """Play ranks on a line through the base rank, which differ because of one axis alone."""
+        ranks = list(ranks)
+        self._along.update(ranks)
+        self._play(ranks)
 
     def _gaps(self, axis: Axis) -> list[tuple[int, int]]:
         """Return pairs of neighboring played coordinates whose ranks differ, with unplayed coordinates in between."""
@@ -234,23 +244,23 @@ class Search:
         return classes
 
     def _typical(self, keys: Numbers) -> Numbers:
-        """Return the played rank that represents each rank according to the axes alone."""
+        """Return, for each rank, the played rank that represents it according to the axes alone."""
         self._play_representatives(keys)
-        described = self._representatives(keys)
-        return np.array([described[key] for key in keys.tolist()])
+        representatives = self._representatives(keys)
+        return np.array([representatives[key] for key in keys.tolist()])
 
     def _play_representatives(self, keys: Numbers) -> None:
-        """Play a rank for each key without a played one: the rank nearest to the base."""
-        played = set(self._representatives(keys))
-        wanted = []
+        """Play a rank for each key without a played one: the rank nearest to the base rank."""
+        played = self._representatives(keys)
+        nearest = []
         for key in np.unique(keys).tolist():
             if key not in played:
                 members = np.flatnonzero(keys == key)
-                wanted.append(int(members[np.argmin(self._distance[members])]))
-        self._play(wanted)
+                nearest.append(int(members[np.argmin(self._distance[members])]))
+        self._play(nearest)
 
     def _representatives(self, keys: Numbers) -> dict[int, int]:
-        """Return {key: the played rank nearest to the base that has this key}."""
+        """Return {key: the played rank with this key that is nearest to the base rank}."""
         representatives: dict[int, int] = {}
         for rank in sorted(self.outcomes, key=lambda rank: (int(self._distance[rank]), rank)):
             representatives.setdefault(int(keys[rank]), rank)
@@ -290,10 +300,9 @@ class Search:
         return needed
 
     def _keys_by_shards(self, keys: Numbers) -> Numbers:
-        """Return the keys split by sizes of shards, and play a rank of each new key."""
-        described = self._representatives(keys)
+        """Split the keys by sizes of shards, play a rank for each new key, and return the keys."""
         numbers = np.zeros(self.world_size, dtype=np.int64)
-        for key, rank in described.items():
+        for key, rank in self._representatives(keys).items():
             members = np.flatnonzero(keys == key)
             numbers[members] = ranks_by_shapes(self.outcomes[rank].shapes, members)
         keys = _joined(keys, numbers)
@@ -301,18 +310,25 @@ class Search:
         return keys
 
     def _classes(self, keys: Numbers, tests: Sequence[RankTest], matter: Collection[RankTest]) -> Distinct:
-        described = self._representatives(keys)
-        odd = {
-            rank: described[int(keys[rank])]
-            for rank, outcome in self.outcomes.items()
-            if outcome.whole != self.outcomes[described[int(keys[rank])]].whole
-        }
+        """Return the classes of ranks.
+
+        Args:
+            keys: a key per rank, equal for ranks that are expected to do the same.
+            tests: all conditions on the rank.
+            matter: the conditions that make a difference.
+        """
+        representatives = self._representatives(keys)
+        unexplained: dict[int, int] = {}
+        for rank, outcome in self.outcomes.items():
+            representative = representatives[int(keys[rank])]
+            if outcome.whole != self.outcomes[representative].whole:
+                unexplained[rank] = representative
         first: dict[str, int] = {}
-        for rank in described.values():  # ranks with different keys may do the same
+        for rank in representatives.values():  # ranks with different keys may do the same
             first.setdefault(self.outcomes[rank].whole, rank)
         members: dict[int, list[int]] = {}
         for rank, key in enumerate(keys.tolist()):
-            played = rank if rank in odd else first[self.outcomes[described[key]].whole]
+            played = rank if rank in unexplained else first[self.outcomes[representatives[key]].whole]
             members.setdefault(played, []).append(rank)
         names = {axis.name for axis in self._matter}
         return Distinct(
@@ -323,7 +339,7 @@ class Search:
                 *names_of(self.axes, {axis.name for axis in self.axes} - names),
                 *(_text(test) for test in tests if test not in matter and test.where),
             ),
-            unexplained=tuple(sorted(odd.items())),
+            unexplained=tuple(sorted(unexplained.items())),
         )
 
 
@@ -333,6 +349,7 @@ def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
 
 
 def _text(test: RankTest) -> str:
+    """Return a condition as notes name it: ``"`rank == 1` (train.py:31)"``."""
     return f"`{test.text}` ({test.where})" if test.where else test.text
 
 

@@ -1,4 +1,4 @@
-"""Play a script as one rank, as several, or as one rank of each kind, which stands for all that are like it."""
+"""Play a script as one rank, as several, or as one rank of each kind, which represents all ranks like it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,18 @@ from dsexplore._internal.worlds.scripts.rank_conditions import WorldLayout, cond
 from dsexplore._internal.worlds.scripts.shard_shapes import sharded_shapes
 
 DISTINCT = "distinct"
-_NAMED = 3
-"""Ranks, axes and conditions that a note names."""
+_MAX_NAMED = 3
+"""Maximal number of ranks, axes or conditions that a note names."""
 
 
 def play_script(program: Program, setting: Setting, ranks: str | Sequence[int] | None) -> tuple[Trace, list[ScriptEnd]]:
-    """Play the rank of the setting in this process or, if `ranks` are given, these: see `parse_ranks` and `DISTINCT`.
+    """Play the ranks that were asked for; return their trace, and the end of the script on each.
+
+    Args:
+        program: the program to run.
+        setting: its world.
+        ranks: the ranks to play, each in a process of its own: see `parse_ranks` and `DISTINCT`. None plays the
+            setting's rank in this process.
 
     Raises:
         UsageError: no such script, or numbers that do not fit together.
@@ -49,11 +55,11 @@ def play_script(program: Program, setting: Setting, ranks: str | Sequence[int] |
 
 
 def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[ScriptEnd]]:
-    """Play one rank of each kind, merged into one trace which knows for how many ranks each stands.
+    """Play one rank of each kind, and merge them into one trace that knows which ranks each represents.
 
     Returns:
-        the trace, and how the program ended on each rank that was played. Where it failed on the first or the last
-        rank, or was interrupted, the trace has the ranks that were played until then, each for itself alone.
+        the trace, and the end of the program on each rank that was played. If it failed on the first or the last rank,
+        or was interrupted, the trace has the ranks that were played until then, and each represents only itself.
 
     Raises:
         UsageError: no such script, numbers that do not fit together, or too many ranks that differ.
@@ -67,14 +73,12 @@ def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[Scrip
         except KeyboardInterrupt:
             if not played.ends:
                 raise
-            distinct, notes = (
-                None,
-                [f"interrupted: the {len(played.ends)} ranks of this trace stand for themselves alone"],
-            )
+            distinct = None
+            notes = [f"interrupted: the {len(played.ends)} ranks of this trace represent only themselves"]
         if distinct is None:
             trace = played.merged(sorted(end.rank for end in played.ends))
         else:
-            trace = _standing_for(played, distinct)
+            trace = _merge_representatives(played, distinct)
     return finished(trace, setting, [*notes, *played.notes, *written_by_several(played.ends)]), played.ends
 
 
@@ -91,32 +95,33 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     tests = conditions_on_rank(pilot.files, WorldLayout(world.size, world.ranks_per_node, axes))
     names = _names(pilot.groups, axes)
 
-    outcome_of = {rank: _outcome(played, rank, names) for rank in first}
+    outcomes_of_first = {rank: _outcome(played, rank, names) for rank in first}
 
     def play(ranks: Sequence[int]) -> Mapping[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         played.play(ranks, work, lambda rank: outcomes.update({rank: _outcome(played, rank, names)}))
         return outcomes
 
-    return Search(world.size, axes, tests, play, outcome_of).run()
+    return Search(world.size, axes, tests, play, outcomes_of_first).run()
 
 
 def _names(groups: Sequence[ObservedGroup], axes: Sequence[Axis]) -> dict[str, Progression]:
-    """Return {axis name: stride and size}, including flattened axes."""
+    """Return {name of an axis or a flattened mesh: its stride and size}."""
     named = {group.name: group.progressions[0] for group in groups if group.name and len(group.progressions) == 1}
     return {**named, **{axis.name: (axis.stride, axis.size) for axis in axes}}
 
 
 def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Outcome:
+    """Return the outcome of a rank that was played; ranks that end differently have different digests."""
     tables = played.tables(rank)
-    end = next(of_rank for of_rank in played.ends if of_rank.rank == rank)
+    (end,) = (end for end in played.ends if end.rank == rank)
     shapes, explained = sharded_shapes(tables, rank, names)
     digest, whole = (f"{text} {end.status} {end.traceback}" for text in digests(tables, explained))
     return Outcome(digest, shapes, whole)
 
 
-def _standing_for(played: Players, distinct: Distinct) -> Trace:
-    """Merge the traces of the representatives, and record the ranks that each stands for."""
+def _merge_representatives(played: Players, distinct: Distinct) -> Trace:
+    """Merge the traces of the representatives, and record the ranks that each represents."""
     trace = played.merged(rank_class.played for rank_class in distinct.classes)
     texts = {rank_class.played: ranks_text(rank_class.ranks) for rank_class in distinct.classes}
     info = trace.info
@@ -124,24 +129,24 @@ def _standing_for(played: Players, distinct: Distinct) -> Trace:
 
 
 def _notes(distinct: Distinct, played: Players, setting: Setting) -> list[str]:
-    """Return notes on the representatives: how many, why, and what the result rests on."""
+    """Return notes on the representatives: how many, by what they differ, and what this is inferred from."""
     size = setting.world().size
     kinds = len(distinct.classes)
     checks = len(distinct.played) - kinds
-    differ = f"they differ by {_listed(distinct.differ) or 'the sizes of their shards alone'}"
-    no_difference = f", and not by {_listed(distinct.without_effect)}" if distinct.without_effect else ""
+    without_effect = _listed(distinct.without_effect)
     if kinds == 1:
-        differ, no_difference = (
-            "nothing differs",
-            f" by {_listed(distinct.without_effect)}" if distinct.without_effect else "",
-        )
+        summary = f"1 rank stands for all {size:,}: nothing differs"
+        summary += f" by {without_effect}" if without_effect else ""
+    else:
+        differ = _listed(distinct.differ) or "the sizes of their shards alone"
+        summary = f"{kinds} ranks stand for all {size:,}: they differ by {differ}"
+        summary += f", and not by {without_effect}" if without_effect else ""
     notes = [
-        f"{kinds} {'rank stands' if kinds == 1 else 'ranks stand'} for all {size:,}: {differ}{no_difference}; "
-        f"{len(distinct.played)} were played and their traces compared, {checks} of them to check",
-        "which ranks are alike rests on those that were played, on groups, shard sizes and conditions on the rank in "
-        "the program's own files; a difference that shows in none of them is not found",
+        f"{summary}; {len(distinct.played)} were played and their traces compared, {checks} of them to check",
+        "which ranks are alike is inferred from those that were played, from groups, shard sizes and conditions on the "
+        "rank in the program's own files; a difference that shows in none of these is not found",
     ]
-    for odd, like in distinct.unexplained[:_NAMED]:
+    for odd, like in distinct.unexplained[:_MAX_NAMED]:
         difference = first_difference(played.tables(odd), played.tables(like))
         notes.append(
             f"rank {odd} differs from rank {like}, although nothing shows why ({difference}), so others may differ "
@@ -151,5 +156,7 @@ def _notes(distinct: Distinct, played: Players, setting: Setting) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
+    """List names, at most `_MAX_NAMED` of them: ``"dp, tp, pp and 2 more"``."""
+    named = ", ".join(names[:_MAX_NAMED])
+    omitted = len(names) - _MAX_NAMED
+    return f"{named} and {omitted} more" if omitted > 0 else named

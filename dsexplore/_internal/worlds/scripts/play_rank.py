@@ -1,4 +1,4 @@
-"""One simulated rank plays a training script: its world, its steps, its trace, and how it ended."""
+"""Play a training script as one simulated rank, and return its trace and the error that ended it."""
 
 from __future__ import annotations
 
@@ -33,40 +33,46 @@ from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
 from dsexplore._internal.worlds.world_settings import WorldSettings
 
 _FOREVER = 1e6
-"""Seconds that another rank may take: a script ends when it ends."""
+"""Timeout in seconds for ranks that are played in another process: scripts may take any time."""
 _SKIPPED = (
-    "microbatches of a pipeline, and equal layers of the others, that repeat what was run were recorded without being "
-    "run, as two in a row had recorded the same; --no-skip-repeats runs them all"
+    "microbatches and layers of pipeline stages that record the same as those before them were recorded without being "
+    "run; --no-skip-repeats runs them all"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(WorldSettings):
-    """The simulated world of a script, and how far it runs; the fields are the arguments of `run`."""
+    """The simulated world of a script, and how the script is run and recorded there.
+
+    Attributes:
+        steps: number of optimizer steps after which the script is ended; None to run it to its end.
+        save: file or directory for the trace; None to save none.
+        stack_depth: frames of the script to keep per event.
+        is_one_of_several: True if other ranks of the same world are played too.
+        skip_repeats: True if ranks that represent others may skip microbatches and layers that repeat others.
+        skips: True if this rank skips them.
+        costs: True to also record kernels, for `Trace.predict`.
+        variables: names and values of environment variables that the program's launcher sets.
+        command: the command that made the trace, for its notes; empty for none.
+    """
 
     steps: int | None = None
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
     is_one_of_several: bool = False
-    """True if other ranks of the same world are played too."""
     skip_repeats: bool = True
-    """True if ranks that stand for others may skip microbatches and layers that repeat others."""
     skips: bool = False
-    """True if this rank skips them."""
     costs: bool = False
-    """True to record what `Trace.predict` needs."""
     variables: tuple[tuple[str, str], ...] = ()
-    """Environment variables that the program's launcher sets."""
     command: str = ""
-    """The command that made the trace, for its notes."""
 
     @property
     def has_cuda(self) -> bool:
-        """True if the CPU stands in for GPUs: unless CPUs were asked for."""
+        """True if the CPU stands in for GPUs from the start: for all hardware except ``"cpu"``."""
         return self.target == "cuda"
 
     def world(self) -> World:
-        """Build the world, not yet opened; a script on CPUs gets a world that shows gloo's traffic.
+        """Build the world, not yet opened.
 
         Raises:
             UsageError: the numbers do not fit together.
@@ -78,11 +84,11 @@ class Setting(WorldSettings):
 
 @dataclass(frozen=True)
 class PlayedRank:
-    """A script that one rank has run."""
+    """The result of playing a script as one rank."""
 
     trace: Trace
     error: BaseException | None = None
-    """The error that ended the script, with the script's own traceback; None for a script that came to its end."""
+    """The error that ended the script, with the script's own traceback; None if it ran to its end."""
 
 
 def play(
@@ -92,17 +98,17 @@ def play(
     stages: EarlierStages | None = None,
     objects: SharedObjects | None = None,
 ) -> PlayedRank:
-    """Run a program as one rank, and return its trace also where it ended with an error.
+    """Run a program as one rank, and return its trace, even if it ended with an error.
 
     Args:
-        program: what to run.
+        program: the program to run.
         setting: its world.
-        look: called with the trace when the program has ended, while its ``__main__`` and its world are still there.
-        stages: known shapes of earlier pipeline stages; none by default.
-        objects: what other ranks that are played send; unless given, ranks whose objects are needed are played.
+        look: called with the trace when the program has ended, while its ``__main__`` and its world still exist.
+        stages: source of the shapes of earlier pipeline stages; None to play the ranks of these stages.
+        objects: source of objects that other ranks send; None to play the ranks that send them.
 
     Raises:
-        UsageError: no such script, numbers that do not fit together, or a process group that is there already.
+        UsageError: no such script, numbers that do not fit together, or a process group that is initialized already.
     """
     world = setting.world()
     program.check()
@@ -134,33 +140,32 @@ def play(
 
 
 def earlier_stages(program: Program, setting: Setting, folder: str = "") -> EarlierStages:
-    """Build the source of shapes of the rank's earlier pipeline stages, which plays their ranks.
+    """Build the source of shapes of a rank's earlier pipeline stages, which plays the ranks of these stages.
 
     Args:
-        program: what to run.
+        program: the program to run.
         setting: the world of the rank.
-        folder: where answers are shared with other ranks of the same world; empty to share none.
+        folder: folder in which ranks of the same world share shapes; empty to share none.
     """
     return EarlierStages(partial(_play_until, program, setting), folder, rank=setting.rank)
 
 
 def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_values: Mapping[int, Any]) -> Any:
-    """Play a rank in a process of its own until a stage of it knows its shapes, and return what it sends on.
+    """Play a rank in a process of its own until a stage knows its output shapes, and return its message.
 
     Raises:
         UsageError: the program ended before.
     """
     other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
-    ran = run_ranks(
-        _answer_of, 1, args=(program, other, stage, dict(sent_values)), backend=None, timeout=_FOREVER, grace=_FOREVER
-    )
-    (outcome,) = ran.outcomes
+    arguments = (program, other, stage, dict(sent_values))
+    result = run_ranks(_output_message_of, 1, args=arguments, backend=None, timeout=_FOREVER, grace=_FOREVER)
+    (outcome,) = result.outcomes
     if outcome.status == "ok" and outcome.value is not None:
         return outcome.value
-    why = outcome.error or "the script came to its end"
+    reason = outcome.error or "the script came to its end"
     raise UsageError(
-        f"pipeline stage {stage} was played as rank {rank} for the shapes that it sends on, and did not come to know "
-        f"them ({why}): give stages their shapes, PipelineStage(..., input_args=…, output_args=…)"
+        f"pipeline stage {stage} was played as rank {rank} for its output shapes, but the script ended before they "
+        f"were known ({reason}): give stages their shapes, PipelineStage(..., input_args=…, output_args=…)"
     )
 
 
@@ -168,42 +173,38 @@ def play_sender(program: Program, setting: Setting, waiting: tuple[int, ...], ra
     """Play a rank in a process of its own for the objects that it sends, unless it waits for objects itself.
 
     Args:
-        program: what to run.
+        program: the program to run.
         setting: the world of a rank that receives.
-        waiting: ranks that wait for objects: the first for those of the second, and so on.
-        rank: to play.
-        folder: where its objects are left.
+        waiting: ranks that wait for objects, each for those of the next one.
+        rank: the rank to play.
+        folder: folder in which it leaves its objects.
     """
     if rank not in waiting:
         other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
         with track(f"playing rank {rank} for the objects that it sends", 1, "ranks") as work:
-            run_ranks(
-                *(_leave_objects, 1),
-                args=(program, other, (*waiting, rank), folder),
-                backend=None,
-                timeout=_FOREVER,
-                grace=_FOREVER,
-            )
+            arguments = (program, other, (*waiting, rank), folder)
+            run_ranks(_leave_objects, 1, args=arguments, backend=None, timeout=_FOREVER, grace=_FOREVER)
             work.advance()
 
 
 def _leave_objects(program: Program, setting: Setting, waiting: tuple[int, ...], folder: str) -> None:
-    """Run the program; how it ends is the concern of whoever plays this rank for its trace."""
+    """Run the program, and ignore its error, which is reported where this rank is played for its trace."""
     play(program, setting, objects=SharedObjects(folder, player=partial(play_sender, program, setting, waiting)))
 
 
-def _answer_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:
-    """Return the message that a stage of the rank sends on, or None if the program ends first."""
+def _output_message_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:
+    """Return the message that a stage of the rank sends to the next one, or None if the program ends first."""
     stages = replace(earlier_stages(program, setting), messages=sent_values, wanted=stage)
     error = play(program, setting, stages=stages).error
     if isinstance(error, ShapesKnown):
-        return error.answer
+        return error.message
     if error is not None:
         raise error
     return None
 
 
 def _record(execute: Callable[[], None], setting: Setting, world: World) -> PlayedRank:
+    """Run a program in the open world and record it; its error is returned, with the trace as an attribute."""
     trace, skipped, ended = Trace(), None, None
     save = None if setting.skips else setting.save
     try:
@@ -214,7 +215,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
                 save=save,
                 stack_depth=setting.stack_depth,
                 costs=setting.costs,
-                counts_steps=False,  # `_execute` counts them, and ends the program
+                counts_steps=False,  # `_execute` counts them
             ) as trace,
             translated(),
         ):
@@ -246,17 +247,19 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
 
 @contextmanager
 def _remedies_noted(setting: Setting, remarks: Remarks) -> Iterator[None]:
+    """Note a remedy for an error that leaves the block, if one is known."""
     try:
         yield
     except BaseException as error:
-        alone = not setting.is_one_of_several
-        if remedy := remedy_for(error, has_cuda=setting.has_cuda, rank=setting.rank, is_alone=alone):
+        is_alone = not setting.is_one_of_several
+        remedy = remedy_for(error, has_cuda=setting.has_cuda, rank=setting.rank, is_alone=is_alone)
+        if remedy:
             remarks.note(remedy)
         raise
 
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:
-    """Run the program to its end, or to that many optimizer steps."""
+    """Run the program to its end or, if limited, until it has taken so many optimizer steps."""
     with counted_steps(limit, step_marks(trace).of_optimizers) as counter:
         try:
             execute()

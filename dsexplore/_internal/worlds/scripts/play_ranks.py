@@ -1,6 +1,7 @@
-"""A script run as several ranks of a simulated world: each in a process of its own, all in one trace.
+"""Play a script as several ranks of a simulated world, each in a process of its own, and merge their traces.
 
-Each rank also says what it has seen of its world (`ObservedWorld`), by which `play_distinct` tells which ranks differ.
+Each rank also returns what it observed of its world (`ObservedWorld`), from which `play_distinct` infers which ranks
+differ.
 """
 
 from __future__ import annotations
@@ -37,16 +38,21 @@ from dsexplore._internal.worlds.simulated import shared_objects
 from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
 
 _PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore._internal.worlds.")
+"""Beginnings of names of modules that are imported once for all ranks."""
+_NO_RESULTS = ("/dev/", "/proc/")
+_CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
+_MAX_NAMED = 3
+"""Maximal number of files that a note names."""
 
 
 @dataclass(frozen=True)
 class ObservedWorld:
-    """What one rank shows of its world, as plain data.
+    """Observations of one rank about its world, as plain data.
 
     Attributes:
-        groups: those that the rank is in, of two ranks or more, where they are laid out regularly.
-        files: the sources of the program that were imported, its script first.
-        modules: what torch imports only when it is needed, and this program needed.
+        groups: the regular groups of two or more ranks that the rank is in.
+        files: paths of the program's source files, the script first.
+        modules: names of modules that torch and this package imported for this program.
     """
 
     groups: tuple[ObservedGroup, ...] = ()
@@ -58,71 +64,72 @@ def observe_world(trace: Trace, main: object) -> ObservedWorld:
     """Describe the world that is open, after a program has run in it.
 
     Args:
-        trace: what the program sent.
-        main: its ``__main__``.
+        trace: the trace of the program.
+        main: the program's ``__main__`` module.
     """
     script = getattr(main, "__file__", None)
     files = [str(script)] if script else []
-    files += [file for file in _files() if file not in files]
+    files += [file for file in _user_files() if file not in files]
     modules = sorted(name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(NOT_PRELOADED))
     return ObservedWorld(tuple(_groups(trace)), tuple(files), tuple(modules))
 
 
 def _groups(trace: Trace) -> Iterator[ObservedGroup]:
+    """Yield the regular groups of two or more ranks that the played rank is in."""
     tables = trace.tables
     axes = dict(tables.groups.select("group", "axis").iter_rows())
     messages = set(trace.where(op=["send", "recv"]).events["group"])
     for group, ranks in list(registered_groups().items()):
         progression = progressions(list(ranks)) if dist.get_rank() in ranks else None
         if progression is not None:
-            described = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
-            name = axes.get(group.group_name, "") or described.replace("default", "")
+            name = axes.get(group.group_name, "")
+            if not name and group.group_desc.startswith("mesh_"):
+                name = group.group_desc.removeprefix("mesh_").replace("default", "")
             yield ObservedGroup(name, progression, group.group_name in messages)
 
 
-def _files() -> Iterator[str]:
+def _user_files() -> Iterator[str]:
+    """Yield the source files of imported modules that belong to the program."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
             yield file
 
 
-_NO_RESULTS = ("/dev/", "/proc/")
-_CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
-_NAMED = 3
-"""Maximal number of files that a note names."""
-
-
 @dataclass(frozen=True)
 class ScriptEnd:
-    """End of the script on one rank."""
+    """The end of the script on one rank.
+
+    Attributes:
+        rank: the rank.
+        status: exit status as ``sys.exit`` takes it: 0 or None for success, a number, or a message.
+        traceback: traceback of the script's error; empty if it completed.
+        written: paths of the files that it opened for writing.
+        observed: observations about its world.
+        cannot_skip: why the rank has to be played again in full; empty if it has not.
+        error: the error of a script that ran in this process; None if it completed or ran in another process.
+    """
 
     rank: int
     status: Any = 0
-    """Exit status as ``sys.exit`` takes it: 0 or None for success, a number, or a message."""
     traceback: str = ""
-    """Traceback of the script's error; empty if it completed."""
     written: tuple[str, ...] = ()
-    """Files that it opened for writing."""
     observed: ObservedWorld = field(default_factory=ObservedWorld)
-    """Facts about its world that were observed on this rank."""
     cannot_skip: str = ""
-    """Why it has to be played again in full; empty if not needed."""
     error: BaseException | None = None
-    """What ended a script that ran in this process."""
 
     @classmethod
     def of(cls, rank: int, error: BaseException | None) -> ScriptEnd:
-        """Return the end of a script that an error ended, or None did."""
+        """Return the end of a script on a rank, from its error; None if it completed."""
         is_silent = error is None or isinstance(error, SystemExit)
         return cls(rank, exit_status(error), "" if is_silent else "".join(traceback.format_exception(error)))
 
 
 def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
-    """Parse ``"0,8"``, ``"all"`` or numbers to the sorted ranks.
+    """Return the sorted ranks that ``"0,8"``, ``"all"`` or a sequence of numbers names.
 
     Raises:
-        UsageError: not a list of ranks, none, one twice, or one that is not in the world.
+        UsageError: it names no rank, a rank twice, or a rank that is not in the world.
     """
     if ranks == "all":
         return list(range(world_size))
@@ -145,11 +152,11 @@ def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
 def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tuple[Trace, list[ScriptEnd]]:
     """Run a program once per rank, as many at a time as there are processors, and merge the traces.
 
-    Output of the ranks is prefixed with their numbers. Ctrl-C ends the ranks that are running; those that have ended
-    are kept.
+    Each line of output begins with its rank. Ctrl-C ends the ranks that are running; the traces of those that have
+    ended are kept.
 
     Returns:
-        the trace of all ranks that saved one, and the end of the script on each rank that ended by itself.
+        the merged trace, and the end of the script on each rank that was not interrupted.
 
     Raises:
         UsageError: no such script, or numbers that do not fit together.
@@ -168,7 +175,7 @@ def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tupl
 
 
 def finished(trace: Trace, setting: Setting, notes: Sequence[str]) -> Trace:
-    """Add notes in front of the trace's own, and save it if the setting says where."""
+    """Add notes before the trace's own, and save it if the setting asks for that."""
     info = trace.tables.info
     trace = Trace(replace(trace.tables, info=replace(info, notes=(*notes, *info.notes))))
     if setting.save is not None:
@@ -177,12 +184,18 @@ def finished(trace: Trace, setting: Setting, notes: Sequence[str]) -> Trace:
 
 
 class Players:
-    """Plays ranks of one world, each in a process of its own, and keeps what each recorded in a folder.
+    """Plays ranks of one world, each in a process of its own, and keeps their traces in a folder.
+
+    Args:
+        program: the program to run.
+        setting: its world.
+        folder: folder for the ranks' traces, and for files that they share.
+        together: number of ranks to play at the same time.
 
     Attributes:
-        ends: how the program ended on each rank so far.
-        notes: on ranks that could not skip repeated layers.
-        folder: recordings of the ranks, and files that they share.
+        ends: the end of the program on each rank so far.
+        notes: notes on ranks that could not skip repeated layers.
+        folder: the folder.
     """
 
     def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:
@@ -193,11 +206,11 @@ class Players:
         self._begun: list[int] = []
 
     def play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None] = lambda _rank: None) -> None:
-        """Play those ranks, some at a time.
+        """Play ranks; those that turn out unable to skip repeated layers are played again in full.
 
         Args:
-            ranks: to play.
-            work: the work to show progress of.
+            ranks: the ranks to play.
+            work: progress, which advances with each rank.
             then: called with each rank that has ended, while others are played.
         """
         before = len(self.ends)
@@ -210,14 +223,16 @@ class Players:
         self.ends[before:] = sorted(self.ends[before:], key=lambda end: ranks.index(end.rank))
 
     def _play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None]) -> dict[int, str]:
-        """Play those ranks; return those that are still to be played in full, with why."""
+        """Play ranks; return {rank: reason} for those that have to be played again in full."""
         in_full: dict[int, str] = {}
 
         def ended(outcome: RankOutcome[Any]) -> None:
             rank = ranks[outcome.rank]
             shared_objects.end(self.folder, rank)
-            failed = ScriptEnd(rank, 1, outcome.traceback or outcome.error)
-            end: ScriptEnd = outcome.value if outcome.value is not None else failed
+            if outcome.value is not None:
+                end: ScriptEnd = outcome.value
+            else:  # the process itself failed
+                end = ScriptEnd(rank, 1, outcome.traceback or outcome.error)
             if end.cannot_skip:
                 in_full[rank] = end.cannot_skip
             else:
@@ -239,7 +254,7 @@ class Players:
         return in_full
 
     def tables(self, rank: int) -> Tables:
-        """Load the tables that a rank recorded; empty if it left none."""
+        """Load the tables that a rank recorded; empty ones if it recorded none."""
         file = Path(self.folder, rank_file(rank))
         return load(file).tables if file.exists() else Tables()
 
@@ -252,14 +267,14 @@ class Players:
 
 @contextmanager
 def players(program: Program, setting: Setting) -> Iterator[Players]:
-    """Yield processes that play ranks of a program's world, in a temporary folder.
+    """Yield the players of a program's ranks, with a temporary folder.
 
     Raises:
         UsageError: there is no such script.
     """
     program.check()
     processors = len(os.sched_getaffinity(0))
-    together = processors + 1 if setting.fake else processors  # so that none is idle while a rank starts or ends
+    together = processors + 1 if setting.fake else processors  # one more, as a rank that starts or ends only waits
     with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
         yield Players(program, setting, folder, together)
 
@@ -269,19 +284,19 @@ def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
 
 
 def _play_rank(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> ScriptEnd:
-    """Play a rank in a process of its own, in the folder of the shared objects."""
+    """Play a rank in this process, which is its own, and save its trace in the folder of the shared objects."""
     folder = objects.folder
     written: dict[str, None] = {}
-    worlds: list[ObservedWorld] = []  # one, once the program has ended
+    worlds: list[ObservedWorld] = []  # gets one when the program has ended
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
-    objects = replace(objects, player=partial(play_sender, program, setting, (rank,)))  # of those that begin later
+    objects = replace(objects, player=partial(play_sender, program, setting, (rank,)))  # plays ranks that begin later
     with _watched_files(lambda path: written.setdefault(path), folder):
         played = play(
             program,
             setting,
-            lambda trace: worlds.append(observe_world(trace, sys.modules["__main__"])),
-            earlier_stages(program, setting, folder),
-            objects,
+            look=lambda trace: worlds.append(observe_world(trace, sys.modules["__main__"])),
+            stages=earlier_stages(program, setting, folder),
+            objects=objects,
         )
     error = played.error
     if isinstance(error, CannotSkip):
@@ -296,6 +311,10 @@ def _watched_files(note: Callable[[str], Any], folder: str) -> Iterator[None]:
     """Report the files that the block opens for writing, through Python or ``torch.save``.
 
     Python has no way to remove an audit hook: it stays, without effect, until the process ends.
+
+    Args:
+        note: called with the absolute path of each file.
+        folder: folder whose files are not reported.
     """
     watching = True
 
@@ -303,7 +322,7 @@ def _watched_files(note: Callable[[str], Any], folder: str) -> Iterator[None]:
         if watching and isinstance(path, (str, os.PathLike)):
             name = str(Path(os.fspath(path)).absolute())
             is_result = not name.startswith((folder, *_NO_RESULTS)) and not any(cache in name for cache in _CACHES)
-            if is_result and not Path(name).is_dir():  # a temporary file without a name is opened by its folder
+            if is_result and not Path(name).is_dir():  # a folder is opened for a temporary file without a name
                 note(name)
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
@@ -335,9 +354,9 @@ def written_by_several(ends: Sequence[ScriptEnd]) -> list[str]:
     shared = [path for path, count in counts.items() if count > 1]
     if not shared:
         return []
-    named = ", ".join(os.path.relpath(path) for path in shared[:_NAMED])
+    named = ", ".join(os.path.relpath(path) for path in shared[:_MAX_NAMED])
     were = "was" if len(shared) == 1 else "were"
-    more = f" and {len(shared) - _NAMED} more" if len(shared) > _NAMED else ""
+    more = f" and {len(shared) - _MAX_NAMED} more" if len(shared) > _MAX_NAMED else ""
     return [
         f"each of the {len(ends)} ranks runs the whole script, so {named}{more} {were} opened for writing by "
         f"{counts[shared[0]]} of them, and the last one's content stays: write where the rank is 0"

@@ -1,8 +1,8 @@
 """A user's script or module, run in this process as ``python script.py`` or ``python -m package.module`` would.
 
-``__main__``, also in ``sys.modules`` so that classes of the script can be pickled, ``sys.argv`` and ``sys.path[0]`` are
-the script's while it runs; the working directory stays. What it sets for all of torch, its default dtype and the
-precision of products in float32, ends with it. Its errors leave with the frames of the script only.
+While it runs, ``__main__`` (also in ``sys.modules``, so that its classes can be pickled), ``sys.argv`` and
+``sys.path[0]`` are the script's; the working directory does not change. Torch's default dtype and float32 precision
+are restored afterwards. Tracebacks of its errors show only frames of the script.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Program:
     is_module: bool = False
 
     def check(self) -> None:
-        """Find the script, before anything is opened for it.
+        """Check that the script exists; a module is found only when it is run.
 
         Raises:
-            UsageError: there is no such script; or its name is one of a module.
+            UsageError: there is no such script, or it is a folder.
         """
         if self.is_module:
-            return  # its parents are imported to find it, which is the program's own doing
+            return  # to find it, its parent packages would be imported, which are part of the program
         path = Path(self.target)
         if path.is_dir():
             raise UsageError(f"{self.target} is a folder: give the script in it that is run, or -m package.module")
@@ -65,24 +65,28 @@ class Program:
             spec = _find(self.target)
             main.__spec__, main.__file__, main.__loader__ = spec, spec.origin, spec.loader
             main.__package__ = spec.parent
-            return partial(_code_of, spec), main, str(Path.cwd())
+            return partial(_module_code, spec), main, str(Path.cwd())
         path = Path(self.target).absolute()
         loader = SourceFileLoader(_MAIN, str(path))
         main.__file__, main.__loader__, main.__package__ = str(path), loader, None
-        return partial(_compiled, loader), main, str(path.resolve().parent)
+        return partial(_script_code, loader), main, str(path.resolve().parent)
 
 
-def _compiled(loader: SourceFileLoader) -> CodeType:
+def _script_code(loader: SourceFileLoader) -> CodeType:
     return compile(loader.get_data(loader.path), loader.path, "exec", dont_inherit=True)
 
 
-def _code_of(spec: ModuleSpec) -> CodeType:
+def _module_code(spec: ModuleSpec) -> CodeType:
     code: CodeType = spec.loader.get_code(spec.name)  # type: ignore[union-attr] # `_find` checked that it has one
     return code
 
 
 def _find(name: str) -> ModuleSpec:
-    """Return the spec of a runnable module; for a package, its ``__main__``'s."""
+    """Return the spec of a module that can be run; for a package, that of its ``__main__``.
+
+    Raises:
+        UsageError: there is no such module, or it has no Python code.
+    """
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -101,12 +105,12 @@ def _find(name: str) -> ModuleSpec:
 
 @contextmanager
 def as_main(program: Program) -> Iterator[Callable[[], None]]:
-    """Make a program ``__main__`` for the block, and give what runs it.
+    """Make a program ``__main__`` for the block, and yield the function that runs it.
 
     Raises:
-        UsageError: there is no such script or module.
+        UsageError: there is no such module.
     """
-    kept = sys.modules.get(_MAIN), sys.argv, sys.path, list(sys.path)
+    before = sys.modules.get(_MAIN), sys.argv, sys.path, list(sys.path)
     sys.argv = [program.target, *program.arguments]
     if program.is_module:
         sys.path.insert(0, str(Path.cwd()))
@@ -120,17 +124,17 @@ def as_main(program: Program) -> Iterator[Callable[[], None]]:
         with torch_settings_restored():
             yield lambda: exec(compiled(), main.__dict__)
     finally:
-        main_before, sys.argv, sys.path, sys.path[:] = kept
+        main_before, sys.argv, sys.path, sys.path[:] = before
         if main_before is not None:
             sys.modules[_MAIN] = main_before
 
 
 @contextmanager
 def torch_settings_restored() -> Iterator[None]:
-    """Restore the default dtype and the precision of products in float32 after the block."""
+    """Restore the default dtype and the precision of float32 matrix products after the block."""
     matmul = torch.backends.cuda.matmul
     dtype, precision, older_name = torch.get_default_dtype(), matmul.fp32_precision, None
-    with suppress(RuntimeError):  # torch refuses to answer under the older name once the newer one was used
+    with suppress(RuntimeError):  # the older function raises once the newer setting was used
         older_name = torch.get_float32_matmul_precision()
     try:
         yield
@@ -142,7 +146,12 @@ def torch_settings_restored() -> Iterator[None]:
 
 
 def without_our_frames(error: BaseException, seen: set[int] | None = None) -> None:
-    """Drop our frames from the tracebacks of an error and of the errors that it follows."""
+    """Remove this package's frames from the tracebacks of an error, and of its causes and contexts.
+
+    Args:
+        error: the error.
+        seen: identities of errors that are done; None at the first call.
+    """
     seen = set() if seen is None else seen
     if id(error) in seen:
         return
@@ -158,7 +167,7 @@ def _is_ours(code: CodeType) -> bool:
 
 
 def exit_status(error: BaseException | None) -> Any:
-    """Return the exit status, or text, that Python gives for an error that ends a script."""
+    """Return the exit status, or the message, with which Python ends after an error; 0 for None."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):

@@ -1,8 +1,8 @@
-"""The axes along which the ranks of a world are laid out, from the process groups that one rank is in.
+"""Infer the axes along which the ranks of a world are laid out from the process groups that one rank is in.
 
-A group such as [3, 11, 19, 27] has one rank in eight: it is an axis of 4 ranks with stride 8. A group of several axes
-is taken apart into them. The strides and ends of all groups are borders, which cut the world into axes; the coordinate
-of a rank on an axis is ``rank // stride % size``.
+The group [3, 11, 19, 27] has every eighth rank: it lies along an axis of 4 ranks with stride 8. A group may also span
+several axes. Each axis has a stride, and ends at ``stride * size``. These numbers of all groups are the borders between
+axes; the coordinate of a rank on an axis is ``rank // stride % size``.
 
 Worked example: groups of strides and sizes (1, 8), (8, 128) and (1024, 16) in a world of 16,384 have the borders 1, 8,
 1024 and 16,384: three axes, of 8, 128 and 16 ranks.
@@ -17,7 +17,7 @@ from itertools import pairwise
 from dsexplore._internal.mesh import Mesh
 
 Progression = tuple[int, int]
-"""A stride, and how many ranks stand at that distance from each other."""
+"""A stride and a size: so many ranks, each that distance from the next."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ObservedGroup:
     """A process group that a played rank is in."""
 
     name: str
-    """The group's axis; empty where it has none."""
+    """Name of the group's axis; empty if it has none."""
     progressions: tuple[Progression, ...]
     """Smallest stride first."""
     has_messages: bool = False
@@ -50,17 +50,17 @@ class Axis:
 def progressions(ranks: Sequence[int]) -> tuple[Progression, ...] | None:
     """Return the strides and sizes that make up a group; None if it is irregular or has one rank.
 
-    Example: [0, 1, 8, 9] is two consecutive ranks, twice, 8 apart: ((1, 2), (8, 2)).
+    Worked example: in [0, 1, 8, 9], two ranks follow each other, and such pairs are 8 apart: ((1, 2), (8, 2)).
     """
     remaining = sorted(ranks)
     result: list[Progression] = []
     while len(remaining) > 1:
-        stride = remaining[1] - remaining[0]
-        size = next((i for i in range(1, len(remaining)) if remaining[i] != remaining[0] + i * stride), len(remaining))
-        if len(remaining) % size:
-            return None
+        first, stride = remaining[0], remaining[1] - remaining[0]
+        size = 1
+        while size < len(remaining) and remaining[size] == first + size * stride:
+            size += 1
         firsts = remaining[::size]
-        if any(remaining[i * size + j] != first + j * stride for i, first in enumerate(firsts) for j in range(size)):
+        if remaining != [start + index * stride for start in firsts for index in range(size)]:
             return None
         result.append((stride, size))
         remaining = firsts
@@ -71,36 +71,29 @@ def axes_of(groups: Iterable[ObservedGroup], spec: Mesh, world_size: int) -> lis
     """Return the axes of a world, outermost first, without axes of one rank.
 
     Args:
-        groups: those of one rank.
-        spec: the mesh that the user named, if any.
+        groups: the groups of one rank.
+        spec: the mesh that the user named; without axes if none was.
         world_size: number of ranks.
     """
     groups = [*groups, *_groups_of_mesh(spec)]
     borders = {1, world_size}
     for group in groups:
         for stride, size in group.progressions:
-            wanted = {stride, stride * size}
-            if all(_fits(ranks, borders, world_size) for ranks in wanted):
-                borders |= wanted
-    ordered = sorted(borders)
+            ends = {stride, stride * size}
+            if all(_fits(end, borders, world_size) for end in ends):
+                borders |= ends
     names = {group.progressions: group.name for group in reversed(groups) if group.name}
-    messages = {
-        border
-        for group in groups
-        if group.has_messages
-        for stride, size in group.progressions
-        for border in ordered
-        if stride <= border < stride * size
-    }
-    axes = [
-        Axis(names.get(((low, high // low),), f"ranks {low} apart"), low, high // low, low in messages)
-        for low, high in pairwise(ordered)
-        if high > low
-    ]
+    pipelines = [progression for group in groups if group.has_messages for progression in group.progressions]
+    axes = []
+    for stride, end in pairwise(sorted(borders)):
+        size = end // stride
+        is_pipeline = any(low <= stride < low * length for low, length in pipelines)
+        axes.append(Axis(names.get(((stride, size),), f"ranks {stride} apart"), stride, size, is_pipeline))
     return axes[::-1]
 
 
 def _groups_of_mesh(spec: Mesh) -> list[ObservedGroup]:
+    """Return a group for each axis of a mesh, innermost first."""
     groups, stride = [], 1
     for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
         groups.append(ObservedGroup(name, ((stride, size),)))

@@ -1,8 +1,8 @@
 """Conditions on the rank in a program's own source: ``if rank == 1``, ``rank % 2``, ``local_rank in (0, 4)``.
 
-Ranks for which such a condition holds run other code, and may send something else. Only conditions on the rank alone
-are found: the usual names of the rank, of the rank on its node and on its mesh axes (``local_rank``, ``dp_rank``,
-``mesh.get_local_rank("dp")``), the world size, numbers, arithmetic and comparisons.
+Ranks for which such a condition holds run other code, and may send other messages. Only conditions that depend on the
+rank alone are found. They consist of the usual names of the rank, of the rank on its node and on its mesh axes
+(``local_rank``, ``dp_rank``, ``mesh.get_local_rank("dp")``), the world size, numbers, arithmetic and comparisons.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from pathlib import Path
 from dsexplore._internal.capture.stack.source_lines import file_name
 from dsexplore._internal.worlds.scripts.rank_axes import Axis
 
-_RANK = frozenset({"rank", "get_rank", "global_rank", "get_global_rank", "world_rank", "my_rank", "process_index"})
-_LOCAL = frozenset({"local_rank", "get_local_rank", "local_process_index"})
-_NODE = frozenset({"node_rank", "group_rank", "get_node_rank"})
-_WORLD = frozenset({"world_size", "get_world_size", "num_processes", "nprocs"})
-_PER_NODE = frozenset({"local_world_size"})
-_MAIN = frozenset({"is_main_process", "is_world_process_zero", "is_global_zero"})
-_LOCAL_MAIN = frozenset({"is_local_main_process", "is_local_process_zero"})
+_VARIABLES = {
+    "rank": ("rank", "get_rank", "global_rank", "get_global_rank", "world_rank", "my_rank", "process_index"),
+    "local": ("local_rank", "get_local_rank", "local_process_index"),
+    "node": ("node_rank", "group_rank", "get_node_rank"),
+    "world": ("world_size", "get_world_size", "num_processes", "nprocs"),
+    "per_node": ("local_world_size",),
+    "is_main": ("is_main_process", "is_world_process_zero", "is_global_zero"),
+    "is_local_main": ("is_local_main_process", "is_local_process_zero"),
+}
+"""{variable of `_numbers`: the names that programs have for it}."""
+_VARIABLE_OF_NAME = {name: variable for variable, names in _VARIABLES.items() for name in names}
 
 _ALLOWED = (
     *(ast.Expression, ast.Compare, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.Tuple, ast.List, ast.Set),
     *(ast.Name, ast.Load, ast.operator, ast.cmpop, ast.unaryop, ast.boolop),
 )
-_HUGE = (ast.Pow, ast.LShift)
-"""Operators with results of unbounded size, which are not evaluated."""
-MOST = 200
-"""Maximal number of conditions that are evaluated; a program has a few."""
+_UNBOUNDED = (ast.Pow, ast.LShift)
+"""Operators that are not evaluated, because their results may be huge."""
+MAX_CONDITIONS = 200
+"""Maximal number of conditions that are evaluated; usual programs have a few."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class RankTest:
 
     Attributes:
         text: source code of the condition.
-        where: its first line, ``"train.py:31"``.
-        holds: (world_size,) True for ranks for which it holds.
+        where: its first line, ``"train.py:31"``; empty if no program has it.
+        holds: for each rank of the world, True if the condition holds.
     """
 
     text: str
@@ -61,20 +65,22 @@ class WorldLayout:
 def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTest]:
     """Return the distinct conditions in some files that hold for some ranks and not for others.
 
+    Of conditions that hold for the same ranks, or for exactly the other ranks, the first is returned.
+
     Args:
-        files: Python sources; unreadable ones are skipped.
-        layout: of the world.
+        files: paths of Python sources; unreadable ones are skipped.
+        layout: nodes and axes of the world.
     """
     tests: dict[tuple[bool, ...], RankTest] = {}
-    looked: set[str] = set()
+    seen: set[str] = set()
     numbers = _numbers(layout)
     for file in files:
         for node in _conditions(file):
             condition = _rewrite_condition(node, layout.axes)
-            if not condition or condition in looked:
+            if not condition or condition in seen:
                 continue
-            looked.add(condition)
-            if len(looked) > MOST:
+            seen.add(condition)
+            if len(seen) > MAX_CONDITIONS:
                 return list(tests.values())
             holds = _evaluate(condition, numbers)
             if holds is not None and len(set(holds)) > 1:
@@ -83,9 +89,14 @@ def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTe
 
 
 def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str]:
-    """Return a note for each ``if rank == 1:`` of a script that names another rank than the played one.
+    """Return a note for each ``if rank == 1:`` of a script that is true on a single rank, which is not played.
 
-    Code for rank 0 is skipped: it is mostly logging.
+    Code for rank 0 is left out: it is mostly logging.
+
+    Args:
+        script: path of the script.
+        rank: the rank that is played.
+        layout: nodes and axes of the world.
     """
     notes, numbers = [], _numbers(layout)
     for node in _tests_of_if(script):
@@ -95,8 +106,8 @@ def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str
             continue
         other = holds.index(True)
         notes.append(
-            f"what is under `{ast.unparse(node)}` ({_place(script, node)}) runs on rank {other} only, and this is rank "
-            f"{rank}: --rank {other} plays it"
+            f"the code under `{ast.unparse(node)}` ({_place(script, node)}) runs on rank {other} only, and this is "
+            f"rank {rank}: --rank {other} plays it"
         )
     return notes
 
@@ -107,7 +118,7 @@ def _first_false(holds: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def _conditions(file: str) -> Iterator[ast.expr]:
-    """Yield comparisons and all expressions that are tested for truth."""
+    """Yield the comparisons in a file, and all expressions that are tested for truth."""
     for node in _nodes(file):
         if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
             yield node.test
@@ -141,7 +152,7 @@ def _rewrite_condition(node: ast.expr, axes: Sequence[Axis]) -> str:
     names = _Names(axes)
     body = names.visit(ast.parse(ast.unparse(node), mode="eval"))
     parts = list(ast.walk(body))
-    if not names.variables or any(isinstance(part, _HUGE) or not isinstance(part, _ALLOWED) for part in parts):
+    if not names.variables or any(isinstance(part, _UNBOUNDED) or not isinstance(part, _ALLOWED) for part in parts):
         return ""
     if any(isinstance(part, ast.Name) and part.id not in names.variables for part in parts):
         return ""
@@ -149,7 +160,11 @@ def _rewrite_condition(node: ast.expr, axes: Sequence[Axis]) -> str:
 
 
 class _Names(ast.NodeTransformer):
-    """Replaces expressions for the rank, such as ``dist.get_rank()``, by variables of `_numbers`."""
+    """Replaces expressions for the rank, such as ``dist.get_rank()``, by variables of `_numbers`.
+
+    Attributes:
+        variables: the variables that were used.
+    """
 
     def __init__(self, axes: Sequence[Axis]) -> None:
         self.variables: set[str] = set()
@@ -157,15 +172,15 @@ class _Names(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
-            name = _variable(_called_name(node), self._axes)
+            name = _variable(*_name_and_argument(node), self._axes)
             if name:
                 self.variables.add(name)
                 return ast.Name(name, ast.Load())
         return super().generic_visit(node)
 
 
-def _called_name(node: ast.AST) -> tuple[str, str]:
-    """Return the name that an expression refers to, ``get_local_rank``, and the text of its argument, ``dp``."""
+def _name_and_argument(node: ast.AST) -> tuple[str, str]:
+    """Return the name that an expression refers to, ``get_local_rank``, and its text argument, ``dp`` or empty."""
     if isinstance(node, ast.Name):
         return node.id.lower(), ""
     if isinstance(node, ast.Attribute):
@@ -173,37 +188,31 @@ def _called_name(node: ast.AST) -> tuple[str, str]:
     if isinstance(node, ast.Subscript):  # os.environ["RANK"]
         return _text(node.slice).lower(), ""
     assert isinstance(node, ast.Call)
-    name = _called_name(node.func)[0] if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+    name = _name_and_argument(node.func)[0] if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
     first = node.args[0] if node.args else None
     if name == "int" and first is not None and isinstance(first, (ast.Call, ast.Subscript)):
-        return _called_name(first)
+        return _name_and_argument(first)
     if name in ("get", "getenv"):  # os.environ.get("RANK", 0)
         return _text(first).lower(), ""
     return name, _text(first)
 
 
 def _text(node: ast.AST | None) -> str:
+    """Return the value of a string constant; empty for any other expression."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _variable(called: tuple[str, str], axes: Sequence[Axis]) -> str:
-    """Return the variable of `_numbers` that an expression stands for; empty for none."""
-    name, called_with = called
+def _variable(name: str, argument: str, axes: Sequence[Axis]) -> str:
+    """Return the variable of `_numbers` that a name with this argument refers to; empty for none."""
+    words = re.split(r"[\W_]+", name)
     for index, axis in enumerate(axes):
-        words = re.split(r"[\W_]+", name)
-        if called_with == axis.name or ("rank" in words and axis.name.lower() in words):
+        if argument == axis.name or ("rank" in words and axis.name.lower() in words):
             return f"axis_{index}" if "rank" in words else ""
-    for names, variable in (
-        *((_RANK, "rank"), (_LOCAL, "local"), (_NODE, "node"), (_WORLD, "world"), (_PER_NODE, "per_node")),
-        *((_MAIN, "is_main"), (_LOCAL_MAIN, "is_local_main")),
-    ):
-        if name in names:
-            return variable
-    return ""
+    return _VARIABLE_OF_NAME.get(name, "")
 
 
 def _numbers(layout: WorldLayout) -> dict[str, list[int]]:
-    """Return {variable: its value for each rank}."""
+    """Return {variable of conditions: its value for each rank}."""
     ranks = range(layout.world_size)
     per_node = layout.ranks_per_node
     columns: dict[str, list[int]] = {
@@ -221,7 +230,7 @@ def _numbers(layout: WorldLayout) -> dict[str, list[int]]:
 
 
 def _evaluate(condition: str, numbers: Mapping[str, Sequence[int]]) -> tuple[bool, ...] | None:
-    """Evaluate the condition for each rank; None if that fails."""
+    """Evaluate a condition over the variables of `_numbers` for each rank; return None if that fails."""
     holds: Callable[..., object] = eval(f"lambda {', '.join(numbers)}: {condition}", {"__builtins__": {}})
     try:
         return tuple(map(bool, map(holds, *numbers.values())))

@@ -1,8 +1,7 @@
 """``dsexplore run``: what `dsexplore.run` (in `run_script`) does, from a terminal.
 
-The command reads world and script from `run_options` and from a launcher's line, prints how each script ended, and
-exits as it did. The function returns the trace, or raises the script's error. Both make a `Setting`, and leave the rest
-to `play_script`.
+The command takes world and script from its options (`run_options`) or from a launcher's command line. It prints how
+each script ended, and exits with the script's status. Command and function both make a `Setting` for `play_script`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError
@@ -28,15 +26,15 @@ from dsexplore._internal.worlds.scripts.run_options import parse_values
 def run(
     options: argparse.Namespace, command: str | None = None, show_more: Callable[[Trace], None] | None = None
 ) -> int:
-    """Do what ``dsexplore run`` was asked.
+    """Run a script as the options of ``dsexplore run`` ask for, and show its trace.
 
     Args:
-        options: as parsed, see `run_options`.
-        command: the line that was typed, for the report.
-        show_more: called with the trace once it has been shown.
+        options: the parsed options, see `run_options`.
+        command: the command line, for the notes of the trace; None for that of this process.
+        show_more: called with the trace after it was shown.
 
     Returns:
-        the exit status: the script's own, 1 where it raised, 130 where it was interrupted.
+        the exit status: the script's own, 1 if it raised an error, 130 if it was interrupted.
 
     Raises:
         UsageError: numbers that do not fit together, no such script, or no folder for the report.
@@ -51,11 +49,12 @@ def run(
         raise UsageError(f"--rank {options.rank} and --ranks {options.ranks}: give one of the two")
     trace, ends = play_script(program, setting, options.ranks)
     for end in ends:
-        _show(end, alone=len(ends) == 1)
-    _summarize(trace, options)
+        _show_end(end, is_alone=len(ends) == 1)
+    _show_trace(trace, options)
     if show_more is not None:
         show_more(trace)
-    return next((status for end in ends if (status := _number(end.status))), 0)
+    failed = [status for status in map(_exit_status, ends) if status != 0]
+    return failed[0] if failed else 0
 
 
 def _setting(options: argparse.Namespace, command: str) -> Setting:
@@ -77,7 +76,7 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
 
 
 def _take_numbers(options: argparse.Namespace, launched: Launched) -> None:
-    """Take the numbers of nodes and ranks from the launcher's line, where they are not given before it."""
+    """Set the numbers of nodes and ranks to those of the launcher's line, unless options before it give them."""
     options.variables = launched.variables
     if options.world_size is not None or options.mesh is not None or options.nnodes is not None:
         return
@@ -88,7 +87,13 @@ def _take_numbers(options: argparse.Namespace, launched: Launched) -> None:
 
 
 def _world_size(options: argparse.Namespace) -> int | None:
-    """Return the number of ranks, from whichever of world size, mesh, nodes and ranks per node is given."""
+    """Return the number of ranks, from world size, or nodes and ranks per node; None if the mesh gives it.
+
+    With a number of nodes, ``options.ranks_per_node`` is set if it was not given.
+
+    Raises:
+        UsageError: none of them is given, or they contradict each other.
+    """
     size: int | None = options.world_size
     per_node = options.ranks_per_node
     if size is None and options.mesh is None and per_node is not None:
@@ -114,23 +119,24 @@ def _world_size(options: argparse.Namespace) -> int | None:
     return size
 
 
-def _show(end: ScriptEnd, *, alone: bool) -> None:
-    """Print what Python prints when a script ends like that."""
+def _show_end(end: ScriptEnd, *, is_alone: bool) -> None:
+    """Print the traceback or the message that Python prints when a script ends like this."""
     sys.stdout.flush()
     text = end.traceback or (end.status if isinstance(end.status, str) else "")
     if not text:
         return
-    if not alone:
+    if not is_alone:
         print(f"rank {end.rank}:", file=sys.stderr)
     print(text.rstrip("\n"), file=sys.stderr, flush=True)
 
 
-def _number(status: Any) -> int:
-    """Return the exit status of a process after its script ended with `status`: 1 if that is not an integer."""
-    return status if isinstance(status, int) else 1
+def _exit_status(end: ScriptEnd) -> int:
+    """Return the exit status of a process whose script ended like this; 1 for a message."""
+    return end.status if isinstance(end.status, int) else 1
 
 
-def _summarize(trace: Trace, options: argparse.Namespace) -> None:
+def _show_trace(trace: Trace, options: argparse.Namespace) -> None:
+    """Print the trace, and write the report if one was asked for."""
     print(plain_text(trace))
     if options.save is not None:
         print(f"wrote {options.save}")

@@ -1,4 +1,4 @@
-"""The options of ``dsexplore run``. This module loads nothing of torch, so that help and bad options answer at once."""
+"""The options of ``dsexplore run``. This module does not import torch, so that help and errors appear at once."""
 
 from __future__ import annotations
 
@@ -42,14 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_world(option: Callable[..., object]) -> None:
-    """Add the options that say which ranks are simulated, and on which machine."""
+    """Add the options for the simulated ranks and their machine.
+
+    Args:
+        option: ``add_argument`` of a parser.
+    """
     option("--world-size", type=int, metavar="N", help="number of ranks")
     option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; says the world size too")
-    option("--nnodes", type=_most, metavar="N", help="number of nodes, as torchrun's")
+    option("--nnodes", type=_number_of, metavar="N", help="number of nodes, as torchrun's")
     option(
         *("--nproc-per-node", "--nproc_per_node", "--ranks-per-node"),
         dest="ranks_per_node",
-        type=_most,
+        type=_number_of,
         metavar="N",
         help="ranks on each node, as torchrun's (default: 8)",
     )
@@ -67,7 +71,11 @@ def _add_world(option: Callable[..., object]) -> None:
 
 
 def _add_recording(option: Callable[..., object]) -> None:
-    """Add the options that say how the script is run and recorded."""
+    """Add the options for how the script is run and recorded.
+
+    Args:
+        option: ``add_argument`` of a parser.
+    """
     option(
         "--no-skip-repeats",
         dest="skip_repeats",
@@ -91,10 +99,10 @@ def _add_recording(option: Callable[..., object]) -> None:
 
 
 def parse_values(texts: Iterable[str]) -> dict[str, float]:
-    """Parse the numbers that ``--value`` gives to lines: ``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``.
+    """Parse the arguments of ``--value``: ``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``.
 
     Raises:
-        UsageError: a text that is not a line with a number.
+        UsageError: an argument is not a line with a number.
     """
     values = {}
     for text in texts:
@@ -108,9 +116,9 @@ def parse_values(texts: Iterable[str]) -> dict[str, float]:
     return values
 
 
-def _most(text: str) -> int:
-    """Return a number of nodes or ranks: 4 for torchrun's range ``1:4``, 8 for ``gpu``, one rank per GPU of a node."""
+def _number_of(text: str) -> int:
+    """Parse a number of nodes or ranks: 4 for torchrun's range ``1:4``; 8 for ``gpu``, one rank per GPU of a node."""
     return 8 if text in ("gpu", "auto") else int(text.rpartition(":")[2])
 
 
-_most.__name__ = "int"  # what argparse calls a wrong value of it
+_number_of.__name__ = "int"  # argparse's error for a wrong value shows it

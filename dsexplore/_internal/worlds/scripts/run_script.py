@@ -36,38 +36,38 @@ def run(
     """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
 
     The script runs in this process as ``__main__``, with its own ``sys.argv`` and ``sys.path[0]``, in the working
-    directory, and finds torchrun's environment variables. Whatever it sets up itself (``init_process_group``,
-    meshes) it gets from the simulated world.
+    directory, and finds torchrun's environment variables. ``init_process_group`` and meshes that it makes are those of
+    the simulated world.
 
     Args:
-        script: its path; or, with ``module``, the dotted name of a module.
-        arguments: the script's own.
-        world_size: number of ranks; may be omitted where ``mesh`` has it.
+        script: path of the script; with ``module``, the dotted name of a module.
+        arguments: command-line arguments of the script.
+        world_size: number of ranks; may be omitted if ``mesh`` is given.
         mesh: names for the axes, outermost first: ``"dp=8,tp=8"``.
         rank: the rank to play.
         ranks: several ranks to play instead, each in a process of its own, merged into one trace: ``[0, 8]``,
-            ``"0,8"``, ``"all"``; or ``"distinct"``, one of each that differ, which stand for all others; see
+            ``"0,8"``, ``"all"``; or ``"distinct"``, one of each kind, which represents all others of that kind; see
             `worlds.scripts.distinct_ranks`.
-        ranks_per_node: 8 unless given.
+        ranks_per_node: ranks on each node, 8 unless given.
         fake: run on fake tensors.
         hardware: the machine that the script finds: a GPU (``"h100"``) or a cluster (``"dgx-h100"``), for which the CPU
             stands in, or ``"cpu"``, CPUs with gloo; None for an H100.
         steps: end the script after so many optimizer steps; None lets it come to its end.
-        module: whether ``script`` is run as ``python -m`` does.
-        save: a directory or file where the trace is written when the script ends, however it ends.
+        module: True to run ``script`` as ``python -m`` does.
+        save: file or directory to which the trace is written when the script ends, also with an error.
         stack_depth: frames of the script to keep per event.
-        values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
-        costs: also record what is computed between the collectives, for `Trace.predict`.
-        skip_repeats: with ``ranks="distinct"`` and ``fake``, record microbatches of a pipeline, and layers of these,
-            that would record the same as others without running them, which a note of the trace says; False runs all.
+        values: results of reading fake tensors on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
+        costs: also record the kernels between collectives, for `Trace.predict`.
+        skip_repeats: with ``ranks="distinct"`` and ``fake``, do not run microbatches and layers of pipeline stages that
+            would record the same as others, and repeat their rows; a note of the trace says so. False runs all.
 
     Returns:
         The `Trace`; its step numbers count the script's optimizer steps.
 
     Raises:
         UsageError: no such script, or numbers that do not fit together.
-        BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then. Of several
-            ranks a `RanksFailedError`, with the traceback of the first on which it failed.
+        BaseException: the error that ends the script; its attribute ``trace`` is the trace until then. With several
+            ranks a `RanksFailedError`, with the traceback of the first rank on which it failed.
 
     Examples:
         >>> program = "import torch.distributed as dist; dist.init_process_group(); dist.barrier()"

@@ -1,7 +1,7 @@
-"""The ranks that hold another part of a parameter, computed from its placements without running them.
+"""Local shapes of sharded parameters on all ranks, computed from those of one rank.
 
 The local shape of a sharded parameter follows from its global shape, its placements and the coordinates of the rank. So
-uneven and empty shards are found, however many ranks there are.
+uneven and empty shards are found without playing the ranks that hold them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,26 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.worlds.scripts.rank_axes import Progression
 
 _SHARD = re.compile(r"_?S\((\d+)(?:, (\d+))?\)")
-_BETWEEN = re.compile(r", (?![^(]*\))")
+"""``S(0)`` for Shard(0), ``_S(0, 2)`` for a strided shard."""
+_SEPARATOR = re.compile(r", (?![^(]*\))")
+"""The comma between two placements."""
 
 CutAlong = tuple[Progression, Cut]
-"""A cut of a dim, and the stride and size of the axis along which it is."""
+"""A cut of a dim, after the stride and size of the axis that it is sharded along."""
 
 
 @dataclass(frozen=True)
 class ShardedShape:
-    """Cuts of parameters of one global shape: length of each dim, and its cuts in the order of the mesh axes."""
+    """The sharding of parameters of one global shape.
+
+    Attributes:
+        dims: for each dim, its global length and its cuts, in the order of the mesh axes.
+    """
 
     dims: tuple[tuple[int, tuple[CutAlong, ...]], ...]
 
     def local(self, ranks: Any) -> list[Any]:
-        """Return the length per dim that a rank holds; arrays for an array of ranks."""
+        """Return the local length of each dim on a rank; an array of ranks gives arrays of lengths."""
         lengths = []
         for length, cuts in self.dims:
             for (stride, size), cut in cuts:
@@ -47,10 +53,10 @@ class ShardedShape:
 def sharded_shapes(
     tables: Tables, rank: int, axes: Mapping[str, Progression]
 ) -> tuple[frozenset[ShardedShape], set[str]]:
-    """Return the distinct sharded shapes of a rank's parameters, and the names of the parameters that they explain.
+    """Return the distinct shardings of a rank's parameters, and the names of parameters with such a sharding.
 
     Args:
-        tables: the trace of that rank.
+        tables: the trace of the rank.
         rank: the rank.
         axes: stride and size of each axis, by its name in the meshes of parameters.
     """
@@ -73,7 +79,7 @@ def _shape(shape: tuple[int, ...], placements: str, mesh: str, axes: Mapping[str
     except UsageError:
         return None
     cuts: list[list[CutAlong]] = [[] for _ in shape]
-    for name, text in zip(names, _BETWEEN.split(placements), strict=False):
+    for name, text in zip(names, _SEPARATOR.split(placements), strict=False):
         match = _SHARD.fullmatch(text)
         if match is None:
             if text != "R":
@@ -86,7 +92,7 @@ def _shape(shape: tuple[int, ...], placements: str, mesh: str, axes: Mapping[str
 
 
 def ranks_by_shapes(shapes: Iterable[ShardedShape], ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return a number per rank, equal for ranks that hold local shapes of equal sizes."""
+    """Return a number per rank, equal for ranks whose local shapes are all equal."""
     numbers = np.zeros(len(ranks), dtype=np.int64)
     for shape in shapes:
         for lengths in shape.local(ranks):

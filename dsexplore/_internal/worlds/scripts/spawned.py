@@ -1,6 +1,6 @@
 """Processes that a program starts in a simulated world.
 
-With ``torch.multiprocessing.spawn``, the process that plays a rank runs that rank's function itself. Other processes
+``torch.multiprocessing.spawn`` starts none: it calls the function for the played rank, in this process. Other processes
 are started but not traced; `StartedProcesses` records whether there were any.
 """
 
@@ -20,7 +20,7 @@ from dsexplore._internal.worlds.world_settings import WorldSettings
 
 
 class EndedProcesses:
-    """The result of ``spawn(..., join=False)``; everything has run already."""
+    """The result of ``spawn(..., join=False)``; the function has already run."""
 
     processes: tuple[()] = ()
 
@@ -34,20 +34,22 @@ class EndedProcesses:
 
 
 class StartedProcesses:
-    """Flag: the program has started processes other than the workers of a ``DataLoader``."""
+    """Whether the program has started processes other than the workers of a ``DataLoader``.
+
+    Attributes:
+        some: True once it has.
+    """
 
     def __init__(self) -> None:
         self.some = False
 
 
 def _run_in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedProcesses | None]:
-    """Replace ``spawn`` to run only the played rank's function, in this process."""
+    """Replace ``spawn`` to call the function only for the played rank, in this process."""
     settings, remarks = parts[WorldSettings], parts[Remarks]
-    size, rank, ranks_per_node = settings.world_size, settings.rank, settings.ranks_per_node
-    assert size is not None
-    assert ranks_per_node is not None
-    local_rank = rank % ranks_per_node
-    on_this_node = min(ranks_per_node, size - rank + local_rank)
+    size, rank = settings.size, settings.rank
+    local_rank = rank % settings.node_size
+    on_this_node = min(settings.node_size, size - rank + local_rank)
 
     def start_processes(
         fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
@@ -67,6 +69,7 @@ def _run_in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedPro
 
 
 def _note_process(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the start of a process to record that there was one."""
     started = parts[StartedProcesses]
 
     @wraps(original)
@@ -80,5 +83,5 @@ def _note_process(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 
 PATCHES: tuple[Entry, ...] = (
     Patch(START_PROCESSES, "this process plays one of the ranks that it starts", _run_in_this_process, by_code=True),
-    Patch(START_PROCESS, "nothing of another process is traced, and a world without events says so", _note_process),
+    Patch(START_PROCESS, "no other process is traced, and a trace without events says so", _note_process),
 )

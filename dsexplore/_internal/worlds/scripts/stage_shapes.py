@@ -1,8 +1,8 @@
-"""Output shapes of earlier pipeline stages of a script, inferred by playing the ranks of these stages.
+"""Output shapes of a script's earlier pipeline stages, found by playing ranks of these stages.
 
-A stage that was not given its input shapes receives them from the stage before it, whose rank no process plays. So one
-rank of each earlier stage is played, in order, in a process of its own and with the answers of the stages before, until
-it has run its module once. Ranks of one world that are played together share the answers through a folder.
+A stage without input shapes receives them in a message from the stage before it, whose rank no process plays. So one
+rank of each earlier stage is played, in order, in a process of its own, with the messages of the stages before it,
+until it has run its module once. Ranks of one world that are played together share these messages through a folder.
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ from dsexplore._internal.torch_internals.pipelining import output_message, rank_
 from dsexplore._internal.worlds.simulated.pipeline import StageShapes
 
 PlayUntil = Callable[[int, int, Mapping[int, Any]], Any]
-"""Plays a rank until one of its stages knows its shapes: rank, stage, and the answers of earlier stages by their index.
-Returns the answer of that stage."""
+"""Plays a rank until one of its stages knows its output shapes, and returns that stage's message.
+
+Called with the rank, the stage's index, and {index: message} of earlier stages."""
 
 
 class ShapesKnown(BaseException):
-    """Raised out of the first step of a program's schedule, once the wanted stage knows its output shapes.
+    """Ends a program in the first step of its schedule, when the wanted stage knows its output shapes.
 
     No ``except Exception`` of the program catches it.
+
+    Args:
+        message: the stage's message to the next one.
     """
 
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
+    def __init__(self, message: Any) -> None:
+        self.message = message
         super().__init__("the shapes of a pipeline stage are known")
 
 
 @dataclass
 class EarlierStages:
-    """Answers for the stages before a rank's own.
+    """The messages with output shapes of the stages before a rank's own.
 
     Args:
-        play_until: plays the rank of another stage.
-        folder: where answers are shared with other ranks; empty for nowhere.
-        known: answers by the index of their stage.
-        wanted: stage after whose answer the program ends; None to run the whole program.
+        play_until: plays a rank of another stage.
+        folder: folder in which messages are shared with other ranks; empty to share none.
+        messages: known messages, by index of their stage.
+        wanted: stage whose message ends the program; None to run the whole program.
         rank: the rank that this process plays.
     """
 
@@ -53,11 +57,16 @@ class EarlierStages:
     rank: int = 0
 
     def shapes(self) -> StageShapes:
-        """Return a simulated world's callbacks to ask for shapes of earlier stages and to record this rank's."""
+        """Return the callbacks by which a simulated world asks for and records shapes of stages."""
         return StageShapes(self.ask, self.record)
 
     def ask(self, stage: Any, source: int) -> Any:
-        """Return the output shapes of stage `source`, inferring all stages before it first."""
+        """Return the message of stage `source`; the ranks of it and of the stages before are played if needed.
+
+        Args:
+            stage: a stage of this rank.
+            source: index of the stage before it.
+        """
         with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
             for index in range(source + 1):
                 if index not in self.messages:
@@ -80,6 +89,7 @@ class EarlierStages:
             raise ShapesKnown(self.messages[index])
 
     def _shared(self, rank: int, index: int) -> Any:
+        """Return the message that a rank's stage has shared; None if there is none yet."""
         file = self._file(rank, index)
         return pickle.loads(file.read_bytes()) if file is not None and file.exists() else None
 
