@@ -44,7 +44,7 @@ class RowBoundary(NamedTuple):
     segment: int
 
 
-class Repeated(NamedTuple):
+class RepeatedRows(NamedTuple):
     """Tables with repeated intervals."""
 
     frames: Frames
@@ -70,7 +70,7 @@ def repeat(
     times: Mapping[int, int],
     layers: LayerRuns | None = None,
     freed: Mapping[int, Mapping[Any, int]] | None = None,
-) -> Repeated:
+) -> RepeatedRows:
     """Repeat intervals of a recording.
 
     Args:
@@ -109,7 +109,7 @@ def repeat(
         for (seq, segment), last in zip(cuts, last_added[1:], strict=True)
     ]
     repeated = [interval for interval in times if times[interval]]
-    return Repeated(intervals.copied(copies, last_added, repeated), placed, added)
+    return RepeatedRows(intervals.copied(copies, last_added, repeated), placed, added)
 
 
 def _plus(added: Increments, more: Increments, times: int = 1) -> Increments:
