@@ -419,6 +419,6 @@ def make_timed() -> Callable[..., Trace]:
 @pytest.fixture(scope="session")
 def kinds() -> list[str]:
     """Return the kinds of figure, in the order of the list to choose from."""
-    from dsexplore._internal.views.trace.figures import KINDS
+    from dsexplore._internal.views.trace.figures import FIGURES
 
-    return list(KINDS)
+    return list(FIGURES)

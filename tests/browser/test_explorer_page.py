@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from dsexplore._internal.units import format_bytes, format_seconds
 from dsexplore._internal.views.trace.figure_spec import finished
-from dsexplore._internal.views.trace.figures import KINDS
+from dsexplore._internal.views.trace.figures import FIGURES
 from dsexplore._internal.views.widgets.explorer_widget import ExplorerWidget
 from dsexplore._internal.views.widgets.part_widgets import PlotWidget
 
@@ -209,7 +209,7 @@ def test_a_click_on_what_goes_between_ranks_names_the_mark(
     """With the links numbered before the nodes, as the arrow keys go along them."""
     page.set_content(f"<style>{PlotWidget._css}</style><body></body>")
     page.add_script_tag(content=get_plotlyjs())
-    page.evaluate(CLICKING, [PlotWidget._esm, finished(KINDS[kind].spec(make_layered(2).tables, "wire"))])
+    page.evaluate(CLICKING, [PlotWidget._esm, finished(FIGURES[kind].spec(make_layered(2).tables, "wire"))])
     page.wait_for_selector(".dsx-plot[data-drawn='1']")
     place = page.locator(mark).bounding_box()
     page.mouse.move(place["x"] + place["width"] / 4, place["y"] + place["height"] / 2)

@@ -119,7 +119,7 @@ def test_what_looks_alike_in_the_streams_is_one_entry_of_the_legend(prediction: 
 
 def test_controls_show_what_the_program_asked(prediction: Prediction) -> None:
     box = prediction.explore()
-    assert box.controls["compiled"].value == "as the program asked"
+    assert box.controls["compiled"].value == "as in the program"
     assert "as it was traced" in box.message.value
     box.controls["compiled"].value = "compiled"
     assert box.prediction.step == prediction.what_if(compiled=True).step

@@ -23,7 +23,7 @@ from dsexplore._internal.views.explorer.selection import Filters, Selection
 from dsexplore._internal.views.explorer.standalone import standalone_page
 from dsexplore._internal.views.timeline.timeline_text import timeline_text
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.figures import KINDS
+from dsexplore._internal.views.trace.figures import FIGURES
 from dsexplore._internal.views.trace.trace_view import TraceView
 from dsexplore._internal.views.widgets.part_widgets import TreeWidget
 from tests.trace.importers.test_profiles import NEW, event, trace_of
@@ -82,7 +82,9 @@ def texts_of(found: Trace) -> dict[str, str]:
     codes = EventCodes(found.tables)
     rows = ModuleRows(codes, TreeWidget(**rows_of(codes)))
     selected = SelectedEvents(codes, rows, Selection())
-    figures = {kind: json.dumps(drawn.spec(found.tables, "wire"), ensure_ascii=False) for kind, drawn in KINDS.items()}
+    figures = {
+        kind: json.dumps(drawn.spec(found.tables, "wire"), ensure_ascii=False) for kind, drawn in FIGURES.items()
+    }
     return {
         "headline": str(found.headline()),
         "text": TraceView(found).text(),

@@ -308,13 +308,12 @@ def _verdict(world: WorldMap) -> str:
     near, far = world.named(INSIDE), world.named(BETWEEN)
     if world.running is None:
         return f"Per rank and step {inside} stay {near}, {between} go {far}."
-    waiting = ", waits for late ranks not counted" if world.running.times.source == "measured" else ""
     if inside == between:
         rows = link_rows(world)
         all_cross = 2 * len(merged(rows)) == len(rows)
-        over = f"; all of them go over links {far}" if all_cross else f", as much {near} as {far}"
-        return f"Collectives take {inside} of a rank's step{waiting}{over}."
-    return f"Per rank and step collectives run {inside} over links {near}, {between} {far}{waiting}."
+        where = f"all of it {far}" if all_cross else f"as much {near} as {far}"
+        return f"Collectives take {inside} of a rank's step, {where}."
+    return f"Per rank and step collectives take {inside} {near}, {between} {far}."
 
 
 def _level_lines(world: WorldMap) -> list[str]:

@@ -59,7 +59,7 @@ def view_of(shown: object) -> View:
     """Return the view of an object.
 
     Raises:
-        TypeError: no class of the object is registered in `VIEWS`.
+        TypeError: No class of the object is registered in `VIEWS`.
     """
     view = view_class(type(shown))
     if view is not None:

@@ -14,6 +14,7 @@ class View:
     """Text, HTML, figure and explorer of one object."""
 
     title: str = "dsexplore"
+    """Title of the page that `page` returns."""
 
     def text(self) -> str:
         """Return a short, deterministic ``text/plain`` rendering."""
@@ -62,22 +63,29 @@ R = TypeVar("R", bound=Result)
 
 
 class ResultView(PlottedView, Generic[R]):
-    """A view of a result with a verdict: what it is of, the verdict, the figure, sentences, a table, and notes.
+    """A view of a `Result`: what it describes, its verdict, then the figure, sentences, a table, and notes.
 
-    Subclasses define `what`, `figure`, and `rows` with `HEAD` if there is a table.
+    Subclasses define `what` and `figure`, `rows` with `HEAD` if there is a table, and `body` if they show other parts.
     """
 
     tag: ClassVar[str] = "measured"
-    """How its numbers came about: ``measured`` or ``predicted``."""
+    """Where the numbers come from: ``measured`` or ``predicted``."""
     HEAD: ClassVar[Sequence[str]] = ()
     """Titles of the table's columns; the columns of `LEFT` hold names, the others numbers."""
     LEFT: ClassVar[Sequence[int]] = (0,)
+    """Indices of the columns that are aligned left."""
+    STYLE: ClassVar[str] = ""
+    """CSS of the view, in addition to that of all views."""
+    MOST_ROWS: ClassVar[int] = 200
+    """Maximal number of rows of a table in a notebook's output."""
+    MOST_ROWS_OF_PAGE: ClassVar[int] = 2_000
+    """Maximal number of rows of a table in a file."""
 
     def __init__(self, result: R) -> None:
         self.result = result
 
     def what(self) -> str:
-        """Return what the result is of, in one line."""
+        """Return one line that names what the result describes."""
         raise NotImplementedError
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -85,16 +93,16 @@ class ResultView(PlottedView, Generic[R]):
         return []
 
     def notes(self) -> Sequence[str]:
-        """Return the assumptions, and how the numbers are to be read."""
+        """Return the assumptions, and how to read the numbers."""
         return ()
 
     def sentences(self) -> list[str]:
-        """Return what stands below the figure: the result's lines, without the verdict and notes."""
+        """Return the sentences below the figure: the result's lines without the verdict and the notes."""
         notes = self.notes()
         return [line for line in self.result.lines()[1:] if line not in notes]
 
     def text(self) -> str:
-        """Return what it is, the verdict, the table, sentences, and notes."""
+        """Return what the result describes, the verdict, the table, sentences, and notes."""
         below = (html.plain(line, longest=400) for line in (*self.sentences(), *self.notes()))
         verdict = html.plain(self.result.verdict(), longest=400)
         return "\n".join([f"{html.plain(self.what(), longest=300)}, {self.tag}", verdict, *self._text_table(), *below])
@@ -108,11 +116,22 @@ class ResultView(PlottedView, Generic[R]):
         return [f"  {'  '.join(cells)}".rstrip() for cells in zip(*columns, strict=True)]
 
     def html(self) -> str:
-        """Return what it is, the verdict, the figure, sentences, the table, and notes."""
-        parts = [html.conclusion(self.what(), self.tag, self.result.verdict()), self.still(self.figure())]
-        parts.append(html.sentences(self.sentences(), longest=400))
+        """Return `head` and `body` as HTML, with tables of at most `MOST_ROWS` rows."""
+        return html.fragment(self.head() + self.body(self.MOST_ROWS), self.STYLE)
+
+    def page(self) -> str:
+        """Return a document with many more rows than a notebook's output holds."""
+        return html.page(self.title, html.fragment(self.head() + self.body(self.MOST_ROWS_OF_PAGE), self.STYLE))
+
+    def head(self) -> str:
+        """Return what the result describes, with its verdict, as HTML."""
+        return html.conclusion(self.what(), self.tag, self.result.verdict())
+
+    def body(self, most: int) -> str:
+        """Return the figure, sentences, the table with at most ``most`` rows, and notes as HTML."""
+        parts = [self.still(self.figure()), html.sentences(self.sentences(), longest=400)]
         if self.HEAD:
-            rows = ([html.escape(cell) for cell in row] for row in self.rows())
-            parts.append(table(of_cells(self.HEAD, self.LEFT), rows))
-        parts += [html.note(html.prose(note, longest=400)) for note in self.notes()]
-        return html.fragment("".join(parts))
+            rows = [[html.escape(cell) for cell in row] for row in self.rows()]
+            more = "more: <code>to_frame()</code> has all"
+            parts.append(table(of_cells(self.HEAD, self.LEFT), rows[:most], hidden=len(rows) - most, more=more))
+        return "".join([*parts, html.notes(self.notes(), longest=400)])

@@ -107,4 +107,4 @@ def test_a_page_leaves_out_modules_of_which_nothing_was_measured(simulated: Trac
     rows = re.findall("<tr.*?</tr>", table, re.S)
     assert len(rows) > 1
     assert {row.count(">–<") for row in rows[1:]} == {0}
-    assert re.search("[0-9]+ rows? of modules that call none are left out", table)
+    assert re.search("[0-9]+ rows? of modules without collectives are not shown", table)

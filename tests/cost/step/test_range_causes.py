@@ -104,5 +104,5 @@ def test_the_view_says_it_in_a_sentence_and_has_the_parts_as_a_table(traces: lis
         shown = prediction._repr_mimebundle_()
         assert f"Widest part of the range: {prediction.step.why}." in shown["text/plain"]
         assert "Widest part of the range: " in shown["text/html"]
-        table = shown["text/html"].partition("What makes the range of the step wide")[2]
+        table = shown["text/html"].partition("Causes of the range of the step")[2]
         assert all(part in table for part in prediction.by_cause()["what"])

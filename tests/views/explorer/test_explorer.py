@@ -23,7 +23,7 @@ from dsexplore._internal.views.explorer.module_rows import FoldedRows
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.theme import PHASES
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.figures import KINDS
+from dsexplore._internal.views.trace.figures import FIGURES
 from tests.analysis import planted
 from tests.programs import printed
 
@@ -70,7 +70,7 @@ def test_a_folded_row_is_called_by_all_its_layers(trace: Trace) -> None:
     title = "Net.layers.[0–2, 4–7].up ×7"
     assert f"7 of 25 collectives, 21 KiB on the wire in <bdi>{title}</bdi>" in explorer.widget.status
     assert f"<b><bdi>{title}</bdi></b>" in explorer.widget.details
-    assert "Each of the 7 holds this; named here: <bdi>Net.layers.0.up</bdi>" in explorer.widget.details
+    assert "These are the parameters of <bdi>Net.layers.0.up</bdi>, one of 7 equal modules." in explorer.widget.details
     explorer.widget.folding = False
     assert "1 of 25 collectives, 3 KiB on the wire in <bdi>Net.layers.0.up</bdi>" in explorer.widget.status
     assert set(explorer.selection.events["owner"]) == {"Net.layers.0.up"}
@@ -276,7 +276,7 @@ def test_equal_columns_and_zeros_are_not_sent(trace: Trace) -> None:
     assert len(explorer.widget.values) == 4 * len(explorer.widget.labels) * (max(place.values()) + 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIGURES)
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "x" * 10_000, "اسم\u202e", "a\x00b", "日本語" * 40])
 def test_names_are_text_in_every_figure_and_table(traces: ModuleType, kind: str, name: str) -> None:
     trace = traces.of_names([name, "other"])
@@ -306,7 +306,7 @@ def _texts(part: Any, key: str = "") -> Iterator[str]:
         yield part
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIGURES)
 def test_what_a_trace_lacks_is_said(traces: ModuleType, kind: str) -> None:
     whole = traces.layered(3, odd=1).tables
     for missing in ("modules", "parameters", "groups", "events"):
@@ -319,7 +319,7 @@ def test_what_a_trace_lacks_is_said(traces: ModuleType, kind: str) -> None:
         assert ([a["text"] for a in spec["layout"].get("annotations", ())] == [why]) is empty
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FIGURES)
 def test_sixteen_thousand_ranks_and_five_hundred_groups(traces: ModuleType, kind: str) -> None:
     world = 16_384
     groups = [

@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import dsexplore
-from dsexplore._internal.views.trace.figures import KINDS
+from dsexplore._internal.views.trace.figures import FIGURES
 from dsexplore._internal.views.trace.sections import OF_FIGURE
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -26,9 +26,9 @@ def renderer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_figure_of_a_trace_has_a_twin(traces: ModuleType, renderer: str) -> None:
-    assert set(KINDS) == set(OF_FIGURE)
+    assert set(FIGURES) == set(OF_FIGURE)
     trace = traces.layered(4, odd=1)
-    for kind in KINDS:
+    for kind in FIGURES:
         figure = trace.figure(kind=kind)
         assert isinstance(figure, go.Figure)
         bundle = figure._repr_mimebundle_()

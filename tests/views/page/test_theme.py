@@ -147,7 +147,7 @@ def test_red_and_green_of_one_lightness_would_be_found() -> None:
     ids=lambda mark: mark.color,
 )
 def test_the_letter_on_a_mark_can_be_read(mark: theme.Mark) -> None:
-    assert contrast(mark.color, mark.ink) >= 4.5
+    assert contrast(mark.color, mark.text_color) >= 4.5
 
 
 LANES = {"#ffffff": "#f0f0f0", "#111111": "#1f1f1f"}
@@ -156,7 +156,7 @@ LANES = {"#ffffff": "#f0f0f0", "#111111": "#1f1f1f"}
 
 @pytest.mark.parametrize("background", LANES)
 def test_marks_and_ink_stand_out_on_light_and_on_dark_pages(background: str) -> None:
-    assert contrast(theme.INK, background) >= 4.1
+    assert contrast(theme.FIGURE_TEXT, background) >= 4.1
     assert min(contrast(mark.color, background) for mark in theme.MEMORY.values()) >= 2.0
     assert min(contrast(color, background) for color in (theme.SHADE, *AXES_AND_ALARM)) >= 3.0
     on_lanes = (*theme.SERIES, theme.WAITING, *(mark.color for mark in theme._OPS.values()), *PART_COLORS.values())

@@ -73,7 +73,7 @@ def test_where_the_table_counts_more_late_arrivals_than_the_sentence_it_says_wha
     held_up = Skew(replace(LATE, ranks=8, steps=12, late_rank=5, mesh=True).trace())
     assert held_up.verdict().startswith("Rank 5 arrives 200 ms late at 12 of 12 all_reduces on pair;")
     assert held_up.to_frame(by="rank").filter(rank=5)["late"].item() > 12
-    said = "Late at: each collective in which others waited for the rank. The sentence leaves out those"
+    said = "Late at: each collective in which others waited for the rank. The verdict does not count those"
     for text in held_up._repr_mimebundle_().values():
         assert said in text
     for text in Skew(LATE.trace())._repr_mimebundle_().values():  # 6 of 6 in both
@@ -84,12 +84,12 @@ def test_of_many_collectives_and_ranks_those_with_most_waiting_are_drawn(tmp_pat
     paused = Program(ranks=24, steps=200, jitter=1e-4, late_rank=20, late_by=0.5, late_from=150)
     skew = Skew(paused.trace())
     drawn = window(skew)
-    assert (drawn.collectives, drawn.of_all, len(drawn.ranks), drawn.hidden_ranks) == (24, 200, 16, 8)
+    assert (drawn.collectives, drawn.all_collectives, len(drawn.ranks), drawn.hidden_ranks) == (24, 200, 16, 8)
     assert 20 in drawn.ranks
     assert drawn.arrived["number"].min() >= 150  # type: ignore[operator]
     shown = html_of(skew)
     assert "8 more ranks are not drawn." in shown
-    assert "200 collectives, the 24 with most waiting next to one another" in shown
+    assert "200 collectives, of which the consecutive 24 with most waiting are drawn" in shown
     page = skew.to_html(tmp_path / "skew.html").read_text()
     assert len(re.findall(r'class="lane"', page)) == 24
     assert len(shown) < 60_000
@@ -134,7 +134,7 @@ def test_the_figure_has_a_bar_for_each_part() -> None:
 
 def test_clocks_are_said_with_their_error() -> None:
     apart = html_of(Skew(replace(LATE, clocks="apart", steps=12).trace()))
-    assert re.search(r"clocks aligned by the ends of collectives, ± [\d.]+ .s by chance", apart)
+    assert re.search(r"clocks aligned by the ends of collectives, ± [\d.]+ .s", apart)
     unknown = html_of(Skew(replace(LATE, clocks="unknown").trace()))
     assert "clocks may differ: a rank counts as late where both its start and its duration say so" in unknown
 

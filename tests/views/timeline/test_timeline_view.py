@@ -17,9 +17,9 @@ from dsexplore._internal.analysis.step_timeline import SPANS, Timeline
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.page.charts import round_numbers
 from dsexplore._internal.views.timeline.boxes import Coded, boxes, extent
 from dsexplore._internal.views.timeline.timeline_explorer import TimelineExplorer
-from dsexplore._internal.views.timeline.timeline_text import round_numbers
 from tests.analysis.late_programs import Program
 
 spans_lists = st.lists(

@@ -54,14 +54,14 @@ def test_what_is_the_same_is_left_out(traces: ModuleType) -> None:
     told = tree_of(difference)
     assert told.count("Block") == 1
     assert "down" not in told
-    assert "Modules that are the same in both are left out" in told
+    assert "Modules that are the same in both are not shown" in told
 
 
 def test_equal_changes_of_layers_are_one_line(traces: ModuleType) -> None:
     trace = traces.layered(8)
     told = tree_of(trace.diff(trace.where(axis="tp")))
     assert "[0–7] ×8 Σ 8 Block 104 KiB 72 KiB − 32 KiB 24 16 − 8 – − 32 KiB" in told
-    assert "Each of the 8 has this, and their sum stands in the row; named here: Net.layers.0" in told
+    assert "This is one of 8 equal modules, Net.layers.0 ; the row above shows the sum of all." in told
     assert "− all_gather dp forward 1 → 0 4 KiB → 0 B −4 KiB" in told
     assert told.count("all_gather") == 1
 
@@ -136,7 +136,7 @@ def test_text_is_short_and_signed(traces: ModuleType) -> None:
     lines = trace.diff(trace.where(axis="tp"))._repr_mimebundle_()["text/plain"].splitlines()
     assert lines == [
         "TraceDiff: 24 → 16 collectives (−8), −32 KiB on the wire (−64 KiB in messages), of rank 0 in one step",
-        "  From A to B mesh, ranks, modules and parameters are the same: the calls differ.",
+        "  A and B have the same mesh, ranks, modules and parameters: only the calls differ.",
         "  B sends 32 KiB less on the wire per rank and step than A, 72 KiB instead of 104 KiB (−31 %), all on dp, in "
         "16 collectives instead of 24.",
         "  All of it is in Net.layers.* (×8): all_gather (32 KiB less).",

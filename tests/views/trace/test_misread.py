@@ -13,7 +13,7 @@ import pytest
 
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.views.trace.figures import KINDS
+from dsexplore._internal.views.trace.figures import FIGURES
 
 ONE, MANY = "of rank 0 in one step", "summed over 4 ranks and 2 steps"
 
@@ -23,12 +23,12 @@ def page_of(trace: Trace) -> str:
     return html
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bandwidth"])  # a median of rates
+@pytest.mark.parametrize("kind", [kind for kind in FIGURES if kind != "bandwidth"])  # a median of rates
 def test_every_figure_says_over_what_it_is_summed(traces: ModuleType, kind: str) -> None:
     one, many = (trace.figure(kind=kind).to_json() for trace in (traces.layered(4), traces.timed(4, 2)))
     if kind in ("ranks", "sankey"):
-        assert "wire bytes from each recorded rank in one step, start-up left out" in one
-        assert "wire bytes from each recorded rank summed over its 2 steps, start-up left out" in many
+        assert "wire bytes from each recorded rank in one step, without start-up" in one
+        assert "wire bytes from each recorded rank summed over its 2 steps, without start-up" in many
     else:
         assert ONE in one
         assert MANY in many
@@ -53,7 +53,7 @@ def test_a_folded_row_is_a_sum_and_its_tables_are_of_each(traces: ModuleType) ->
     html = page_of(traces.layered(8, odd=3))
     heads = re.findall(r"<th[^>]*>(count[^<]*)</th><th[^>]*>(bytes[^<]*)</th>", html)
     assert {("count, each", "bytes, each"), ("count", "bytes")} <= set(heads)
-    assert "Each of the 7 has this, and their sum stands in the row; named here: <bdi>Net.layers.0</bdi>" in html
+    assert "This is one of 7 equal modules, <bdi>Net.layers.0</bdi>; the row above shows the sum of all." in html
     assert "Σ 7" in html
 
 

@@ -124,7 +124,7 @@ class TestSeconds:
     def test_the_map_says_which_seconds_these_are(self, timed: WorldMap) -> None:
         bundle = timed._repr_mimebundle_()
         for shown in (bundle["text/plain"], bundle["text/html"]):
-            assert "how long collectives of 4 ranks run in a step" in shown
+            assert "; time in collectives per step, measured" in shown
             assert "Seconds: measured, the mean of 2 steps" in shown
             assert "the rest is waiting, and is not counted" in shown
             assert "Links have no times of their own" in shown

@@ -11,7 +11,7 @@ from dsexplore._internal.cost.collectives.calibrate import Calibration
 from dsexplore._internal.cost.collectives.collective_duration import collective_time
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page.charts import DASHES, themed
-from dsexplore._internal.views.page.theme import INK, SHADE, op_mark
+from dsexplore._internal.views.page.theme import FIGURE_TEXT, SHADE, op_mark
 
 KINDS = ("busbw", "algbw", "time")
 """Quantities that a figure can show by message size."""
@@ -80,7 +80,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
         y=[seconds.high * 1e6 for seconds in predicted] + [seconds.low * 1e6 for seconds in predicted[::-1]],
         fill="toself",
         mode="lines",
-        line={"width": 0, "color": INK},
+        line={"width": 0, "color": FIGURE_TEXT},
         opacity=0.25,
         name=f"range by {calibration.base.name}",
         hoverinfo="skip",
@@ -89,7 +89,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
         x=sizes,
         y=[seconds.expected * 1e6 for seconds in predicted],
         mode="lines",
-        line={"color": INK, "dash": "dash"},
+        line={"color": FIGURE_TEXT, "dash": "dash"},
         name=f"predicted by {calibration.base.name}",
         customdata=[f"{op} of {format_bytes(size)}: {seconds}" for size, seconds in zip(sizes, predicted, strict=True)],
         hovertemplate="%{customdata}<extra></extra>",

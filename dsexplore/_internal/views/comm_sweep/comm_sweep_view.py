@@ -1,4 +1,4 @@
-"""The static views of a sweep of collectives and of a calibration: tables as nccl-tests prints them."""
+"""The views of a sweep of collectives and of a calibration: figures, and tables as nccl-tests prints them."""
 
 from __future__ import annotations
 
@@ -12,57 +12,53 @@ from dsexplore._internal.views.comm_sweep.comm_sweep_figures import KINDS, calib
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.page.still_figure import still_figure
-from dsexplore._internal.views.view import PlottedView
+from dsexplore._internal.views.view import ResultView
 
-STYLE = """
+_STYLE = """
 .dsx pre.rows{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;max-width:100%;overflow-x:auto;
 font-family:var(--dsx-mono);font-size:var(--dsx-tiny);color:inherit}
 .dsx details>summary{font-weight:600;padding:3px 0}
 """
 
 
-class CommSweepView(PlottedView):
+class CommSweepView(ResultView[CommSweep]):
     """The view of a `CommSweep`."""
 
     title = "Collectives"
+    STYLE = _STYLE
 
-    def __init__(self, sweep: CommSweep) -> None:
-        self._sweep = sweep
+    def what(self) -> str:
+        """Return the backend, ranks and dtype that were measured, in one line."""
+        return f"Sweep of collectives: {self.result.what()}"
 
     def text(self) -> str:
         """Return what was measured, where bandwidth saturates, and the best bandwidth of each op."""
-        return "\n".join(html.plain(line, longest=300) for line in (self._sweep.what(), *self._sweep.lines()))
+        return "\n".join(html.plain(line, longest=300) for line in (self.result.what(), *self.result.lines()))
 
-    def html(self) -> str:
-        """Return where bandwidth saturates, bus bandwidth by size with a line per op, and a table per op."""
-        verdict, *lines = self._sweep.lines()
-        per_op, remarks = lines[: len(self._sweep.ops)], lines[len(self._sweep.ops) :]
-        body = [html.conclusion(f"Sweep of collectives: {self._sweep.what()}", "measured", verdict)]
-        if self._sweep.ops:
-            body.append(still_figure(sweep_figure(self._sweep, "busbw", self._sweep.ops, places=(False,))))
-        body.append(html.details("The best of each op", html.sentences(per_op)))
-        body += [
-            html.details(
-                op, f'<pre class="rows" tabindex="0">{html.escape(self._sweep.to_nccl_tests(op), longest=0)}</pre>'
-            )
-            for op in self._sweep.ops
-        ]
-        body.append(html.notes(remarks, longest=300))
-        return html.fragment("".join(body), STYLE)
+    def body(self, most: int) -> str:
+        """Return bus bandwidth by message size with a line per op, and a table per op, as HTML."""
+        sweep, lines = self.result, self.result.lines()[1:]
+        per_op, remarks = lines[: len(sweep.ops)], lines[len(sweep.ops) :]
+        parts = [still_figure(sweep_figure(sweep, "busbw", sweep.ops, places=(False,)))] if sweep.ops else []
+        parts.append(html.details("The best of each op", html.sentences(per_op)))
+        for op in sweep.ops:
+            rows = html.escape(sweep.to_nccl_tests(op), longest=0)
+            parts.append(html.details(op, f'<pre class="rows" tabindex="0">{rows}</pre>'))
+        return "".join([*parts, html.notes(remarks, longest=300)])
 
     def figure(self, kind: str = "busbw", ops: list[str] | None = None) -> Any:
         """Return a line per op by message size.
 
         Args:
             kind: ``"busbw"``, ``"algbw"`` (GB/s) or ``"time"`` (µs).
-            ops: names of ops; None for all.
+            ops: Names of the ops to draw; None for all.
 
         Raises:
-            UsageError: an unknown kind or op.
+            UsageError: The kind is unknown, or an op was not measured.
         """
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
-        return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
+        return sweep_figure(self.result, kind, self.result.ops if ops is None else ops)
 
     def explore(self) -> Any:
         """Return a choice of ops and quantity, and the figure; ``.selection`` is the `SweepPoint` last clicked."""
@@ -70,7 +66,7 @@ class CommSweepView(PlottedView):
 
         from dsexplore._internal.views.widgets.chart_explorer import ChartExplorer
 
-        sweep = self._sweep
+        sweep = self.result
         by_text = {point_text(sweep, point): point for point in sweep.points}
         clicked = ipywidgets.HTML("A click on a point shows it here.")
 
@@ -82,9 +78,9 @@ class CommSweepView(PlottedView):
             if text in by_text:
                 explorer.selection, clicked.value = by_text[text], html.escape(text, longest=300)
 
-        several = ipywidgets.SelectMultiple(options=sweep.ops, value=tuple(sweep.ops), rows=min(9, len(sweep.ops)))
-        controls = {"kind": ipywidgets.Dropdown(options=list(KINDS), description="shows"), "ops": several}
-        explorer = ChartExplorer(self, draw, select, controls, [clicked])
+        ops_list = ipywidgets.SelectMultiple(options=sweep.ops, value=tuple(sweep.ops), rows=min(9, len(sweep.ops)))
+        controls = {"kind": ipywidgets.Dropdown(options=list(KINDS), description="shows"), "ops": ops_list}
+        explorer = ChartExplorer(self, draw=draw, select=select, controls=controls, below=[clicked])
         return explorer
 
 
@@ -97,40 +93,37 @@ _COMPARED = (
 """Columns of a table of `Calibration.to_frame`."""
 
 
-class CalibrationView(PlottedView):
+class CalibrationView(ResultView[Calibration]):
     """The view of a `Calibration`."""
 
     title = "Calibration"
+    STYLE = _STYLE
 
-    def __init__(self, calibration: Calibration) -> None:
-        self._calibration = calibration
+    def what(self) -> str:
+        """Return which measured times were added to which cluster, in one line."""
+        return f"{self.result.base.title} with the times of {self.result.sweep.what()}"
 
     def text(self) -> str:
         """Return which times were added to which cluster, and how far each op is from its prediction."""
-        return "\n".join(html.plain(line, longest=300) for line in (self._what(), *self._calibration.lines()))
+        return "\n".join(html.plain(line, longest=300) for line in (self.what(), *self.result.lines()))
 
-    def _what(self) -> str:
-        return f"{self._calibration.base.title} with the times of {self._calibration.sweep.what()}"
-
-    def html(self) -> str:
-        """Return the lines of `text`, and a table per op."""
-        verdict, *lines = self._calibration.lines()
-        body = [html.conclusion(self._what(), "measured", verdict), html.sentences(lines)]
-        for (op,), points in self._calibration.to_frame().partition_by("op", as_dict=True, maintain_order=True).items():
-            body.append(html.details(op, table(_COMPARED, points.iter_rows(named=True))))
-        return html.fragment("".join(body), STYLE)
+    def body(self, most: int) -> str:
+        """Return a sentence and a table of measured and predicted times per op, as HTML."""
+        points_of = self.result.to_frame().partition_by("op", as_dict=True, maintain_order=True)
+        tables = [html.details(op, table(_COMPARED, rows.iter_rows(named=True))) for (op,), rows in points_of.items()]
+        return "".join([html.sentences(self.sentences()), *tables])
 
     def figure(self, op: str | None = None) -> Any:
         """Return measured times of one op over those that the base cluster predicted.
 
         Args:
-            op: name of the op; None for the first one.
+            op: Name of the op; None for the first one.
 
         Raises:
-            UsageError: the op was not measured.
+            UsageError: The op was not measured.
         """
-        return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])
+        return calibration_figure(self.result, op or self.result.sweep.ops[0])
 
     def explore(self) -> Any:
         """Return the explorer of the sweep."""
-        return CommSweepView(self._calibration.sweep).explore()
+        return CommSweepView(self.result.sweep).explore()

@@ -1,4 +1,4 @@
-"""The explorer of a prediction: vary hardware, node size, overlap, compilation, kernels or batch."""
+"""The explorer of a prediction: controls for hardware, node size, overlap, compilation, kernels and batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from dsexplore._internal.views.view import View
 from dsexplore._internal.views.widgets.live import LiveBox
 from dsexplore._internal.views.widgets.part_widgets import PlotWidget
 
-_AS_TRACED = {"as the program asked": None, "eager": False, "compiled": True}
+_COMPILED = {"as in the program": None, "eager": False, "compiled": True}
+"""{choice: value of ``compiled``}."""
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Factors by which batch and sequence can be scaled."""
 _ORDER = ("hardware", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
 
 
@@ -28,10 +30,10 @@ def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Ca
     """Return controls above a figure and the tables; ``explorer.prediction`` is the prediction shown.
 
     Args:
-        prediction: the prediction shown first.
-        kinds: kinds of figures to choose from.
-        twin: the static view of the prediction.
-        below: returns the HTML of a prediction's tables.
+        prediction: Prediction to start with.
+        kinds: Kinds of figures to choose from.
+        twin: Static view of the prediction.
+        below: Returns the HTML of a prediction's tables.
     """
     box = LiveBox(twin)
     conditions = _conditions(prediction)
@@ -47,7 +49,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Ca
 
     def predict(_: Any = None) -> None:
         chosen = {name: control.value for name, control in conditions.items()}
-        chosen["compiled"] = _AS_TRACED[chosen["compiled"]]
+        chosen["compiled"] = _COMPILED[chosen["compiled"]]
         if chosen["hardware"] == prediction.cluster.name:
             chosen["hardware"] = prediction.cluster
         try:
@@ -75,10 +77,10 @@ def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Ca
 
 
 def _conditions(prediction: Prediction) -> dict[str, Any]:
-    """Return {argument of `Prediction.what_if`: control}, set to the prediction's own values."""
+    """Return {argument of `Prediction.what_if`: control}, set to the values of the prediction."""
     cluster, options = prediction.cluster.name, prediction.options
     narrow = {"width": "auto", "margin": "2px 16px"}
-    asked = next(words for words, value in _AS_TRACED.items() if value == options.compiled)
+    asked = next(words for words, value in _COMPILED.items() if value == options.compiled)
     clusters = [cluster, *(name for name in known_clusters() if name != cluster)]
     return {
         "hardware": Dropdown(options=clusters, description="hardware"),
@@ -86,11 +88,11 @@ def _conditions(prediction: Prediction) -> dict[str, Any]:
             value=options.ranks_per_node or 0,
             min=0,
             max=1024,
-            description="ranks/node (0: its own)",
+            description="ranks/node (0: default)",
             style={"description_width": "initial"},
         ),
         "overlap": Checkbox(value=options.overlap, description="overlap", indent=False, layout=narrow),
-        "compiled": Dropdown(options=list(_AS_TRACED), value=asked, description="modules"),
+        "compiled": Dropdown(options=list(_COMPILED), value=asked, description="modules"),
         "async_tp": Checkbox(
             value=options.async_tp,
             description="async TP",

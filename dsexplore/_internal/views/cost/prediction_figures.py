@@ -25,7 +25,7 @@ _MOST_SPANS = 6_000
 
 
 def timeline(prediction: Prediction) -> Any:
-    """Return the chart of one rank's streams, colored by phase; hovering shows module and op."""
+    """Return the streams of one rank, colored by phase; tooltips show module and op."""
     return _lanes(prediction, stream_timeline(prediction), f"rank {prediction.rank}")
 
 
@@ -53,20 +53,15 @@ def memory(prediction: Prediction) -> Any:
     figure.update_xaxes(title="program order, in parts between collectives")
     figure.update_yaxes(title=f"{unit}, predicted", rangemode="tozero")
     figure.update_layout(legend=LEGEND_ABOVE)
-    return _titled(
-        figure,
-        prediction,
-        f"{format_bytes(prediction.memory)} of {format_bytes(size)} on rank {prediction.peak.rank}, "
-        f"most {prediction.peak.where}",
-        360,
-    )
+    held = f"{format_bytes(prediction.memory)} of {format_bytes(size)} on rank {prediction.peak.rank}"
+    return _titled(figure, prediction, f"{held}, most {prediction.peak.where}", height=360)
 
 
 def stages(prediction: Prediction) -> Any:
-    """Return the chart of which microbatch each stage of a pipeline computes when.
+    """Return a lane per stage of a pipeline, with the microbatches that it computes over time.
 
     Raises:
-        UsageError: the step has no pipeline.
+        UsageError: The step has no pipeline.
     """
     if prediction.schedule is None:
         raise UsageError("this step has no pipeline, so it has no stages to draw: draw kind='timeline'")
@@ -75,10 +70,12 @@ def stages(prediction: Prediction) -> Any:
 
 
 def _lanes(prediction: Prediction, timeline: Timeline, what: str) -> Any:
-    state = TimelineState(timeline, columns_of(len(timeline.lanes)), _MOST_SPANS, None, FIGURE_LANES)
+    """Return the figure of a timeline; ``what`` ends its title."""
+    columns = columns_of(len(timeline.lanes))
+    state = TimelineState(timeline, columns, most=_MOST_SPANS, most_lanes=FIGURE_LANES)
     spec = timeline_spec(state)
     figure = go.Figure(finished({**spec, "layout": {**spec["layout"], "legend": LEGEND_ABOVE}}))
-    return _titled(figure, prediction, what, spec["layout"]["height"])
+    return _titled(figure, prediction, what, height=spec["layout"]["height"])
 
 
 def _titled(figure: Any, prediction: Prediction, what: str, height: int) -> Any:

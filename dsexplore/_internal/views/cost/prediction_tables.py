@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from dsexplore._internal.views.trace.folding import Fold
 from dsexplore._internal.views.trace.time_columns import with_inside
 
 PART_COLORS = {"compute": SERIES[2], "exposed": ALARM, "idle": WAITING}
-"""Parts of a step, with their colors."""
+"""{part of a step: its color}."""
 SECONDS = ("compute", "communication", "exposed", "idle")
 """Kinds of seconds in a row of the table of modules."""
 _MOST_BESIDE = 40
@@ -38,7 +38,7 @@ STYLE = """
 
 
 def bar(parts: Mapping[str, float], whole: float) -> str:
-    """Return a bar of compute, exposed and idle seconds; ``whole``: seconds of a full-length bar."""
+    """Return a bar of compute, exposed and idle seconds; ``whole`` is the seconds of a bar of full length."""
     spans = "".join(
         f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{color}" '
         f'title="{name} {format_seconds(parts[name])}"></span>'
@@ -48,22 +48,22 @@ def bar(parts: Mapping[str, float], whole: float) -> str:
     return f'<div class="bar">{spans}</div>' if whole > 0 else ""
 
 
-def _named(name: str, write: Callable[[Any], str], title: str = "") -> Column:
-    """Return a column of numbers: an entry of each row, written by a function."""
-    return Column(title or name, lambda row: write(row[name]))
+def _named(name: str, format_value: Callable[[Any], str], title: str = "") -> Column:
+    """Return a column of the entry ``name`` of each row, whose title is ``name`` by default."""
+    return Column(title or name, lambda row: format_value(row[name]))
 
 
 def _seconds(*names: str) -> list[Column]:
-    """Return columns of seconds: entries of each row."""
+    """Return a column of seconds for each of these entries of a row."""
     return [_named(name, format_seconds) for name in names]
 
 
 def parts_table(prediction: Prediction) -> str:
-    """Return a bar of the step, and a table with one row per part and its range."""
+    """Return a bar of the step, and a table of its parts with their ranges."""
     step = prediction.step
     rows = [
         {"part": name, "expected": part.expected, "low": part.low, "high": part.high}
-        for name, part in {"step": step, **{of: getattr(prediction, of) for of in PART_COLORS}}.items()
+        for name, part in {"step": step, **{part: getattr(prediction, part) for part in PART_COLORS}}.items()
     ]
     columns = [
         text("", lambda row: _key(row["part"]) + row["part"]),
@@ -75,7 +75,7 @@ def parts_table(prediction: Prediction) -> str:
 
 
 def _key(part: str) -> str:
-    """Return the color of a part in the bars; empty for the whole step."""
+    """Return a swatch with the color of a part; empty for the whole step."""
     return f'<span class="part" style="background:{PART_COLORS[part]}"></span>' if part in PART_COLORS else ""
 
 
@@ -89,7 +89,10 @@ def _share(part: float, whole: float) -> str:
 
 
 def modules_table(prediction: Prediction, most: int) -> str:
-    """Return a row per module, with identical ones folded as in a trace's tree; numbers are sums."""
+    """Return a row per module, with identical modules folded as in a trace's tree; numbers are sums over these.
+
+    Only the ``most`` rows that take longest are shown, in the order of the tree.
+    """
     rows = module_rows(prediction)
     by_length = sorted(rows, key=lambda row: -_length(row))
     longest = {row.place for row in by_length[:most]}
@@ -126,30 +129,34 @@ def module_rows(prediction: Prediction) -> list[ModuleRow]:
     codes, frame = EventCodes(prediction.tables), prediction.by_module()
     seconds = {name: with_inside(codes.tree, frame, name) for name in SECONDS}
 
-    def inside(folds: list[Fold], depth: int, times: int) -> Iterator[tuple[Fold, int, int, dict[str, float]]]:
+    rows: list[ModuleRow] = []
+
+    def add(folds: list[Fold], depth: int, times: int) -> None:
         for fold in folds:
-            held = codes.folds.members(fold.first)
-            parts = {name: float(of_modules[held].sum()) for name, of_modules in seconds.items()}
+            modules = codes.folds.members(fold.first)
+            parts = {name: float(of_modules[modules].sum()) for name, of_modules in seconds.items()}
             if any(parts.values()):
                 count = times * len(fold.rows)
-                yield fold, depth, count, parts
-                yield from inside(codes.folds.children(fold.first), depth + 1, count)
+                rows.append(ModuleRow(len(rows), fold, depth, count, parts))
+                add(codes.folds.children(fold.first), depth + 1, count)
 
-    rows = list(inside(codes.folds.roots(), 0, 1))
+    add(codes.folds.roots(), depth=0, times=1)
     roots = codes.tree.roots
     outside = {name: float(frame[name].sum() - seconds[name][roots].sum()) for name in SECONDS}
     if max(outside.values()) > 1e-9 * max(1e-9, float(frame["compute"].sum())):
-        rows.append((Fold((-1,), ""), 0, 1, {name: max(0.0, value) for name, value in outside.items()}))
-    return [ModuleRow(place, *row) for place, row in enumerate(rows)]
+        parts = {name: max(0.0, value) for name, value in outside.items()}
+        rows.append(ModuleRow(len(rows), Fold((-1,), ""), depth=0, times=1, parts=parts))
+    return rows
 
 
 def _length(row: ModuleRow) -> float:
+    """Return the seconds of a row's bar."""
     return sum(row.parts[part] for part in PART_COLORS)
 
 
 def _module_name(row: ModuleRow) -> str:
     indent = "&nbsp;" * 2 * row.depth
-    return f"{indent}{html.name(row.fold.label or OUTSIDE)}{outline.many(row.fold, row.times)}"
+    return f"{indent}{html.name(row.fold.label or OUTSIDE)}{outline.multiplicity(row.fold, row.times)}"
 
 
 def axes_table(prediction: Prediction) -> str:
@@ -165,14 +172,14 @@ def axes_table(prediction: Prediction) -> str:
 
 
 def causes_table(prediction: Prediction) -> str:
-    """Return what makes the range of the step wide, and why it is not known better."""
+    """Return the causes of the step's range, each with the reason for its uncertainty."""
     columns = [
         text("what", lambda row: html.escape(row["what"])),
         *_seconds("low", "expected", "high"),
-        _named("share", lambda share: format_share(share, 1.0), "of the width"),
-        prose("why it is not known better", lambda row: html.escape(row["why"])),
+        _named("share", lambda share: format_share(share, 1.0), "of the range"),
+        prose("reason", lambda row: html.escape(row["why"])),
     ]
-    return _frame_table(columns, prediction.by_cause(), "The range has no width.")
+    return _frame_table(columns, prediction.by_cause(), "The step has no range.")
 
 
 def _frame_table(columns: Sequence[Column], frame: pl.DataFrame, empty: str) -> str:
@@ -180,7 +187,7 @@ def _frame_table(columns: Sequence[Column], frame: pl.DataFrame, empty: str) -> 
 
 
 def memory_table(prediction: Prediction) -> str:
-    """Return the bytes at the peak by use, and what would need less memory."""
+    """Return the bytes at the peak by use, and changes that would save memory."""
     uses = [
         *((html.escape(use), size) for use, size in prediction.peak.parts.items()),
         ("tensors together", prediction.peak.tensors),
@@ -214,16 +221,17 @@ def beside_table(prediction: Prediction, measured: Trace) -> str:
         _named("off", _difference, "predicted − measured"),
     ]
     waits = (
-        " Unknown: the trace saw no wait for these collectives, so what is exposed counts as compute of what follows."
+        " Unknown: the trace has no waits for these collectives, so their exposed time counts as compute of the next "
+        "module."
         if rows["exposed_measured"].null_count()
         else ""
     )
-    silent = differences.filter(~is_measured).height
-    hidden = f" {format_count(silent, 'row')} of modules that call none are left out." if silent else ""
+    count = differences.filter(~is_measured).height
+    hidden = f" {format_count(count, 'row')} of modules without collectives are not shown." if count else ""
     return (
         f"{table(columns_shown, rows.iter_rows(named=True))}"
-        '<p class="dim">Times are measured at collectives: what a rank computes between two of them counts as compute '
-        f"of the module that calls the second one.{waits}{hidden}</p>"
+        '<p class="dim">Times are measured at collectives: compute between two of them counts for the module that '
+        f"calls the second one.{waits}{hidden}</p>"
     )
 
 
@@ -232,4 +240,5 @@ def _seconds_or_unknown(seconds: float | None) -> str:
 
 
 def _difference(seconds: float | None) -> str:
+    """Return seconds with their sign; a dash for None."""
     return "–" if seconds is None else f"{'+' if seconds >= 0 else '−'}{format_seconds(abs(seconds))}"

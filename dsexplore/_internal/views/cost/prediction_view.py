@@ -15,24 +15,28 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.timeline import timeline_drawing
 from dsexplore._internal.views.timeline.timeline_drawing import timeline_html
-from dsexplore._internal.views.view import View
+from dsexplore._internal.views.view import ResultView
 
 KINDS = ("timeline", "memory", "stages")
-_MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
+"""Kinds of figure."""
 _BESIDE_CONTROLS = ".dsx-beside-controls .widget-html-content{min-width:0;overflow:auto}\n"
 
 
-class PredictionView(View):
+class PredictionView(ResultView[Prediction]):
     """The view of a `Prediction`."""
 
     title = "Predicted step"
+    tag = "predicted"
+    STYLE = _BESIDE_CONTROLS + tables.STYLE + timeline_drawing.STYLE
+    MOST_ROWS = 40
 
-    def __init__(self, prediction: Prediction) -> None:
-        self._prediction = prediction
+    def what(self) -> str:
+        """Return the cluster that the step is predicted for, in one line."""
+        return f"A step on {self.result.cluster.title}"
 
     def text(self) -> str:
         """Return the step, its parts and memory, in about five lines."""
-        prediction = self._prediction
+        prediction = self.result
         memory = f"{format_bytes(prediction.memory)} of {format_bytes(int(prediction.cluster.memory.size))}"
         lines = [
             f"predicted on {prediction.cluster.title}: {prediction.step} per step",
@@ -47,45 +51,48 @@ class PredictionView(View):
             ]
         return "\n".join(lines)
 
-    def html(self, most: int = _MOST_ROWS, drawn: bool = True, measured: Trace | None = None) -> str:
-        """Return the headline, bars, the streams in time, tables by module and by axis, and memory over the step.
+    def html_below_controls(self) -> str:
+        """Return the view without streams and memory, which the explorer draws as figures."""
+        return html.fragment(self.head() + self.body(self.MOST_ROWS, with_pictures=False), self.STYLE)
+
+    def body(self, most: int, with_pictures: bool = True, measured: Trace | None = None) -> str:
+        """Return bars, the streams over time, tables by module and by axis, and memory over the step, as HTML.
 
         Args:
-            most: maximal number of modules in the table.
-            drawn: whether streams and memory are drawn, too.
-            measured: see `page`.
+            most: Maximal number of modules in the table.
+            with_pictures: Whether to draw the streams and the memory.
+            measured: Trace of the same program on real ranks; None for no comparison.
         """
-        prediction = self._prediction
+        prediction = self.result
         compared = ""
         if measured is not None:
             title = "Predicted beside measured, largest differences first"
             compared = html.verdict(measured_sentence(prediction, measured))
             compared += html.details(title, tables.beside_table(prediction, measured), opened=True)
-        body = [
-            html.conclusion(f"A step on {prediction.cluster.title}", "predicted", prediction.verdict()),
+        parts = [
             html.sentences(prediction.why_wide(), longest=400),
             compared,
             tables.parts_table(prediction),
-            timeline_drawing.drawing(stream_timeline(prediction)) if drawn else "",
+            timeline_drawing.drawing(stream_timeline(prediction)) if with_pictures else "",
             html.details(
                 "By module (predicted; with the modules inside, Σ: the sum over repeated modules)",
                 tables.modules_table(prediction, most),
                 opened=True,
             ),
             html.details("Communication by mesh axis (predicted)", tables.axes_table(prediction)),
-            html.details("What makes the range of the step wide", tables.causes_table(prediction)),
-            html.details("Memory over the step (predicted)", self._memory(drawn), opened=drawn),
+            html.details("Causes of the range of the step", tables.causes_table(prediction)),
+            html.details("Memory over the step (predicted)", self._memory(with_pictures), opened=with_pictures),
             html.notes(prediction.notes, longest=400),
         ]
-        style = _BESIDE_CONTROLS + tables.STYLE + timeline_drawing.STYLE
-        return html.fragment(f'<div class="prediction">{"".join(body)}</div>', style)
+        return f'<div class="prediction">{"".join(parts)}</div>'
 
-    def _memory(self, drawn: bool) -> str:
-        """Return the peak, the memory over the step as areas where asked for, and its table."""
+    def _memory(self, with_picture: bool) -> str:
+        """Return the peak, the memory over the step as areas if ``with_picture``, and its table."""
         from dsexplore._internal.views.cost import prediction_figures  # plotly is loaded when a figure is drawn
 
-        prediction = self._prediction
-        over_step = still_figure(prediction_figures.memory(prediction).update_layout(title=None)) if drawn else ""
+        prediction, over_step = self.result, ""
+        if with_picture:
+            over_step = still_figure(prediction_figures.memory(prediction).update_layout(title=None))
         held = f"{format_bytes(prediction.memory)} of {format_bytes(int(prediction.cluster.memory.size))}"
         peak = f"Peak: {held}, {prediction.peak.where}, of rank {prediction.peak.rank}"
         return f"<p>{html.prose(peak, longest=300)}</p>{over_step}{tables.memory_table(prediction)}"
@@ -94,30 +101,31 @@ class PredictionView(View):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            measured: a trace of the same program on real ranks; adds where prediction and measurement differ, per
-                module.
+            measured: Trace of the same program on real ranks. Adds a table of the modules in which prediction and
+                measurement differ most.
         """
-        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE, measured=measured))
+        body = self.body(self.MOST_ROWS_OF_PAGE, measured=measured)
+        return html.page(self.title, html.fragment(self.head() + body, self.STYLE))
 
     def figure(self, kind: str = "timeline") -> Any:
         """Return a plotly figure.
 
         Args:
-            kind: ``"timeline"``, the streams of one rank; ``"memory"``, bytes by use through the step; ``"stages"``,
-                which microbatch each stage of a pipeline computes when. All of them are predicted.
+            kind: ``"timeline"`` draws the streams of one rank, ``"memory"`` the bytes by use over the step, and
+                ``"stages"`` which microbatch each stage of a pipeline computes when.
 
         Raises:
-            UsageError: an unknown kind, or stages of a step without a pipeline.
+            UsageError: The kind is unknown, or the step has no pipeline whose stages could be drawn.
         """
         from dsexplore._internal.views.cost import prediction_figures  # plotly is loaded when a figure is drawn
 
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
-        return getattr(prediction_figures, kind)(self._prediction)
+        return getattr(prediction_figures, kind)(self.result)
 
     def still(self, figure: Any, kind: str = "timeline", **options: Any) -> str:
         """Return the streams or the stages in lanes, or the memory as areas, as static HTML."""
-        prediction = self._prediction
+        prediction = self.result
         if kind == "memory":
             return still_figure(figure)
         if kind == "timeline" or prediction.schedule is None:
@@ -130,5 +138,5 @@ class PredictionView(View):
         """Return controls for the arguments of `Prediction.what_if`: cluster, overlap, kernels, batch and so on."""
         from dsexplore._internal.views.cost.prediction_explorer import explorer
 
-        kinds = [kind for kind in KINDS if kind != "stages" or self._prediction.schedule is not None]
-        return explorer(self._prediction, kinds, self, lambda prediction: PredictionView(prediction).html(drawn=False))
+        kinds = [kind for kind in KINDS if kind != "stages" or self.result.schedule is not None]
+        return explorer(self.result, kinds, self, lambda prediction: PredictionView(prediction).html_below_controls())

@@ -1,4 +1,4 @@
-"""The views of results of a disk, measured or predicted, each a `ResultView`: verdict, figure and table."""
+"""Views of results about disks: checkpoints, states on a disk, data loaders and sustained writes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsexplore._internal.views.page.theme import GREY, SHADE, tint
 from dsexplore._internal.views.view import ResultView
 
 _WIDTH_OF_NAMES = 210
-"""Pixels beside the figure for the longest name of a method and its writers."""
+"""Pixels left of a figure for names of methods with their writers."""
 
 
 class CheckpointCostView(ResultView[CheckpointCost]):
@@ -28,7 +28,7 @@ class CheckpointCostView(ResultView[CheckpointCost]):
     LEFT = (0, 1)
 
     def what(self) -> str:
-        """Return what is saved where, in one line."""
+        """Return the model, its size and the disk, in one line."""
         cost = self.result
         size, ranks = format_bytes(cost.nbytes), format_count(cost.ranks, "rank")
         return f"checkpoints of {cost.title}, {size} on {ranks}, to {cost.disk.label}"
@@ -38,7 +38,7 @@ class CheckpointCostView(ResultView[CheckpointCost]):
         return self.result.notes
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row per method: seconds in which a step waits, until the disk has it, and to load it again."""
+        """Return a row per method with its seconds: how long a step waits, until the disk has it, and to load it."""
         cost = self.result
         return [
             (
@@ -53,7 +53,7 @@ class CheckpointCostView(ResultView[CheckpointCost]):
         ]
 
     def figure(self) -> Any:
-        """Return a plotly figure: a bar of seconds per method, in what a step waits for and the rest."""
+        """Return a plotly figure: a bar per method with the seconds that a step waits, and those in the background."""
         methods = self.result.methods
         names = [html.escape(f"{method.name}, {method.writers}", longest=60) for method in methods]
         waiting = [method.stall for method in methods]
@@ -73,12 +73,15 @@ _FOOT = (
 
 
 class _LoadBar(NamedTuple):
-    """Seconds of a bar: what remains when the file is in memory, waiting for the disk, and the disk alone."""
+    """A bar of the figure of a load, and the seconds of its parts."""
 
     name: str
     in_memory: float
+    """Seconds that the load takes if the file is in the page cache."""
     waiting: float
+    """Seconds that the load waits for the disk."""
     disk: float
+    """Seconds to read the file without a loader."""
 
 
 class LoadingView(ResultView[LoadingResult]):
@@ -88,7 +91,7 @@ class LoadingView(ResultView[LoadingResult]):
     HEAD = ("loaded with", "cold", "warm", "of it copying", "rate, cold", "disk alone")
 
     def what(self) -> str:
-        """Return what was loaded from where, in one line."""
+        """Return the checkpoints that were loaded, and the disk, in one line."""
         loading = self.result
         kinds = ", ".join(
             f"{times.checkpoint.kind} ({format_count(len(times.checkpoint.files), 'file')}, "
@@ -102,7 +105,7 @@ class LoadingView(ResultView[LoadingResult]):
         return (_FOOT,)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the seconds of each call."""
+        """Return a row per call with its seconds and its rate."""
         return [
             (
                 self._call(times, loader),
@@ -117,11 +120,11 @@ class LoadingView(ResultView[LoadingResult]):
         ]
 
     def _call(self, times: CheckpointTimes, loader: LoaderTimes) -> str:
-        """Return the name of a call; with its format where several were measured."""
+        """Return the name of a call, after its format if several formats were measured."""
         return f"{times.checkpoint.kind}: {loader.name}" if len(self.result.measured) > 1 else loader.name
 
     def figure(self) -> Any:
-        """Return a plotly figure: a bar of seconds per cold load: what is left when warm, and the wait for the disk."""
+        """Return a plotly figure: a bar per cold load with the seconds of a warm load, and the wait for the disk."""
         several, bars = len(self.result.measured) > 1, list[_LoadBar]()
         for times in self.result.measured:
             for loader in times.loaders:
@@ -134,7 +137,7 @@ class LoadingView(ResultView[LoadingResult]):
             ("waiting for the disk", [bar.waiting for bar in bars], SHADE),
             ("the disk alone, at its limit", [bar.disk for bar in bars], GREY),
         )
-        figure = stacked_bars([html.escape(name, longest=60) for name, *_ in bars], series, "of a cold load", 260)
+        figure = stacked_bars([html.escape(bar.name, longest=60) for bar in bars], series, "of a cold load", left=260)
         texts = [format_seconds(bar.in_memory + bar.waiting + bar.disk) for bar in bars]
         return figure.update_traces({"text": texts, "textposition": "none"}, 0)
 
@@ -147,7 +150,7 @@ class OffloadCostView(ResultView[OffloadCost]):
     HEAD = ("swapped", "read", "written", "reading", "writing", "longer step")
 
     def what(self) -> str:
-        """Return what is swapped where, in one line."""
+        """Return the model, its parameters per node and the disk, in one line."""
         cost = self.result
         return f"{cost.title}, {format_count(cost.node_parameters, 'parameter')} per node, states on {cost.disk.label}"
 
@@ -156,7 +159,7 @@ class OffloadCostView(ResultView[OffloadCost]):
         return self.result.notes
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return what is moved in a step, by kind of state."""
+        """Return a row per kind of state with the bytes and seconds that a step moves."""
         return [
             (
                 swap.what,
@@ -168,14 +171,19 @@ class OffloadCostView(ResultView[OffloadCost]):
         ]
 
     def figure(self) -> Any:
-        """Return a plotly figure: the seconds of a step, in its own time and what each swap adds."""
+        """Return a plotly figure: the seconds of a step without a disk, and those that each swap adds."""
         cost = self.result
         series = [("the step without a disk", [cost.step_seconds or 0.0], GREY)]
         series += [
             (f"waiting for {swap.what}", [swap.exposed], color)
             for swap, color in zip(cost.swaps, (SHADE, tint(SHADE, 0.45)), strict=False)
         ]
-        return stacked_bars(["a step"], [part for part in series if part[1][0]], "per step, predicted", 80)
+        return stacked_bars(
+            ["a step"],
+            [(name, seconds, color) for name, seconds, color in series if seconds[0]],
+            "per step, predicted",
+            left=80,
+        )
 
 
 class FeedingView(ResultView[FeedingResult]):
@@ -184,13 +192,13 @@ class FeedingView(ResultView[FeedingResult]):
     title = "Data loader"
 
     def what(self) -> str:
-        """Return what was measured for how long, in one line."""
+        """Return the workers of the loader, and how long it was measured, in one line."""
         feeding = self.result
         workers = format_count(feeding.workers, "worker")
         return f"a data loader with {workers}, {feeding.batches:,} batches in {format_seconds(feeding.seconds)}"
 
     def figure(self) -> Any:
-        """Return a plotly figure: a bar of samples per second, as measured, as possible and as needed."""
+        """Return a plotly figure: samples per second that the loader gives, steps take, and processors allow."""
         import plotly.graph_objects as go
 
         feeding = self.result
@@ -222,7 +230,7 @@ class SustainedWritesView(ResultView[SustainedWrites]):
     title = "Sustained writes"
 
     def what(self) -> str:
-        """Return what was written where, in one line."""
+        """Return the bytes that were written, and the disk, in one line."""
         return f"{format_bytes(self.result.nbytes)} written to {self.result.disk.label}"
 
     def figure(self) -> Any:

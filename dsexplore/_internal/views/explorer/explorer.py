@@ -37,7 +37,7 @@ from dsexplore._internal.views.explorer.timeline_panel import TimelinePanel
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.trace.byte_sizes import WIRE
 from dsexplore._internal.views.trace.event_codes import EventCodes
-from dsexplore._internal.views.trace.figures import KINDS
+from dsexplore._internal.views.trace.figures import FIGURES
 from dsexplore._internal.views.trace.headline_view import live_headline
 from dsexplore._internal.views.trace.pivot import Mask
 from dsexplore._internal.views.trace.time_columns import time_columns
@@ -75,8 +75,8 @@ def _in_single_message(change: Change) -> Change:
 
 
 def _check_options(figure: str, height: int, tab: str) -> None:
-    if figure not in KINDS:
-        raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(KINDS)}")
+    if figure not in FIGURES:
+        raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(FIGURES)}")
     if not isinstance(height, int) or height < 1:
         raise UsageError(f"explore(height={height!r}): give the height of the tree in pixels, such as 420")
     if tab not in TABS:
@@ -111,7 +111,7 @@ class Explorer(LiveView):
         self.widget = ExplorerWidget(
             on_event=self._on_event,
             lists=menus(self._codes),
-            kinds=[[kind, drawn.title] for kind, drawn in KINDS.items()],
+            kinds=[[kind, drawn.title] for kind, drawn in FIGURES.items()],
             kind=figure,
             sizes=sizes,
             height=height,
@@ -172,7 +172,7 @@ class Explorer(LiveView):
         """Select a module by its fully qualified name, or clear the selection with None.
 
         Raises:
-            UsageError: no such module.
+            UsageError: No such module.
         """
         row = -1 if module is None else self._drawing.tree.row(module)
         if row is None:
@@ -187,12 +187,12 @@ class Explorer(LiveView):
         """Show only the events that match; replaces earlier filters and selections.
 
         Args:
-            module: shell pattern of module names, as in `Trace.where`.
-            implicit: whether to show only redistributes that the program did not ask for.
-            facets: phase, op, axis, group, step or rank, each one value or a list of values.
+            module: Shell pattern of module names, as in `Trace.where`.
+            implicit: Whether to show only redistributes that the program did not ask for.
+            facets: Phase, op, axis, group, step or rank, each one value or a list of values.
 
         Raises:
-            UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
+            UsageError: No such facet, or a phase, op, axis, group or module that does not occur in the trace.
         """
         check_filters(self._names, module, facets)
         self._selecting.filters(Filters(dict(facets), module, implicit))
@@ -202,11 +202,11 @@ class Explorer(LiveView):
         """Show only the events that overlap a range of the timeline.
 
         Args:
-            begin: begin in the unit of the timeline: seconds, rounds or positions in program order.
-            end: later than ``begin``.
+            begin: Begin in the unit of the timeline: seconds, rounds or positions in program order.
+            end: Later than ``begin``.
 
         Raises:
-            UsageError: the range is empty.
+            UsageError: The range is empty.
         """
         if not begin < end:
             raise UsageError(f"between({begin!r}, {end!r}): the end must be later than the begin")
@@ -217,7 +217,7 @@ class Explorer(LiveView):
         """Show only the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
-            UsageError: no rank is given, or a rank does not exist.
+            UsageError: No rank is given, or a rank does not exist.
         """
         if not ranks:
             raise UsageError("talks_to(): give one rank or several")
@@ -228,7 +228,7 @@ class Explorer(LiveView):
         """Show only what is sent for one parameter in a step, and list it in order; see `Trace.parameter_history`.
 
         Raises:
-            UsageError: no parameter has this name or ends with it, or several end with it.
+            UsageError: No parameter has this name or ends with it, or several end with it.
         """
         self._selecting.parameter(name)
 
@@ -239,7 +239,7 @@ class Explorer(LiveView):
         Where nothing has it, the first name that contains the text is selected.
 
         Args:
-            text: as typed into the explorer's search box; empty for all modules.
+            text: As typed into the explorer's search box; empty for all modules.
         """
         self._selecting.named(text)
 

@@ -16,7 +16,7 @@ from dsexplore._internal.views.timeline.timeline_state import TimelineState
 from dsexplore._internal.views.trace import tally
 from dsexplore._internal.views.trace.event_codes import EventCodes
 from dsexplore._internal.views.trace.figure_spec import EMPTY, Spec, finished, top_of, with_top
-from dsexplore._internal.views.trace.figures import KINDS, module_heatmap, sequence_state
+from dsexplore._internal.views.trace.figures import FIGURES, module_heatmap, sequence_state
 from dsexplore._internal.views.trace.pivot import Mask
 from dsexplore._internal.views.trace.rank_figures import Sankey
 from dsexplore._internal.views.trace.rank_flows import Route, between_ranks
@@ -66,9 +66,9 @@ class FigurePanel:
     def drawn(self, selected: SelectedEvents, kind: str) -> tuple[Spec, str]:
         """Return the figure as plotly's JSON, and its name for screen readers."""
         is_filtered = bool(self.rows) or selected.selection.filters != Filters()
-        empty = _NOTHING_CHOSEN if is_filtered else KINDS[kind].empty
+        empty = _NOTHING_CHOSEN if is_filtered else FIGURES[kind].empty
         self._spec = finished(self._of(selected, kind), empty)
-        return self._spec, f"{KINDS[kind].title} of {selected.summary}"
+        return self._spec, f"{FIGURES[kind].title} of {selected.summary}"
 
     def _of(self, selected: SelectedEvents, kind: str) -> Spec:
         """Return the figure of the selected events, with the color scale of the whole trace."""
@@ -81,7 +81,7 @@ class FigurePanel:
             state, mask = self._state(), selected.filtered.inside(self.rows)
             state.show_events(None if mask.all() else mask)
             return timeline_spec(state)
-        read, draw, sizes = tables.events.select(_READ), KINDS[kind].spec, codes.kind_of_sizes
+        read, draw, sizes = tables.events.select(_READ), FIGURES[kind].spec, codes.kind_of_sizes
         events = read.filter(pl.Series(selected.filtered.inside(self.rows)))
         spec = draw(Tables(events=events, groups=tables.groups, info=tables.info), sizes)
         if top_of(spec) and (kind, sizes) not in self._tops:

@@ -120,12 +120,12 @@ def check_filters(tables: Tables, module: str, facets: Mapping[str, Any]) -> Non
     """Raise if an argument of a filter does not occur in the trace.
 
     Args:
-        tables: the trace's names, see `known_names`.
-        module: shell pattern of module names.
+        tables: The trace's names, see `known_names`.
+        module: Shell pattern of module names.
         facets: {facet: a value or a list of values}.
 
     Raises:
-        UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
+        UsageError: No such facet, or a phase, op, axis, group or module that does not occur in the trace.
     """
     check_module(tables, module, "filter")
     for name, wanted in facets.items():

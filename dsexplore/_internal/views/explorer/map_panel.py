@@ -105,7 +105,7 @@ class MapPanel:
         """Set the quantity that shades the map from now on, one of `shades`.
 
         Raises:
-            UsageError: no such shade, or no times are known for it.
+            UsageError: No such shade, or no times are known for it.
         """
         shades = [value for value, _ in self.shades]
         if shade not in shades:
@@ -152,7 +152,7 @@ class MapPanel:
 
         Args:
             mask: (events,) mask of the events.
-            whole: mask of (module, axis, phase), if the events are exactly all events of these entries; see
+            whole: Mask of (module, axis, phase), if the events are exactly all events of these entries; see
                 `Sums.whole`. It saves about 3 ms with 1,000,000 events of which a quarter is shown.
         """
         events, size = self._sent(mask, whole)
@@ -165,10 +165,10 @@ class MapPanel:
         """Return the map as HTML with clickable ranks and links.
 
         Args:
-            mask: see `world`.
-            axis: axis whose groups are outlined.
-            whole: see `world`.
-            pick: ranks or link that are drawn as selected.
+            mask: See `world`.
+            axis: Axis whose groups are outlined.
+            whole: See `world`.
+            pick: Ranks or link that are drawn as selected.
         """
         unit = self._codes.kind_of_sizes if self._shade == BYTES else self._shade
         if unit not in self._tops:
@@ -195,7 +195,7 @@ class MapPanel:
         """Pick the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
-            UsageError: no such rank.
+            UsageError: No such rank.
         """
         world = self._shown or self.world(self._codes.every)
         for rank in ranks:

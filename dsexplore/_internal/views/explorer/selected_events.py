@@ -22,10 +22,10 @@ class SelectedEvents:
     """The events of a selection.
 
     Args:
-        codes: events of the trace.
-        tree: rows of the module tree.
-        selection: what is selected.
-        filtered: events that pass the selection's filters, where these are known already.
+        codes: Events of the trace.
+        tree: Rows of the module tree.
+        selection: What is selected.
+        filtered: Events that pass the selection's filters, where these are known already.
     """
 
     def __init__(
@@ -127,5 +127,5 @@ class SelectedEvents:
         parameters = self.codes.tables.parameters.filter(pl.col("module") == first)
         held = parameters_html(first, parameters, clickable=True)
         body = f'<p class="dim">All {len(others) + 1:,} together:</p>{body}' if others and every else body
-        many = f"Each of the {len(others) + 1:,} holds this; named here: {html.name(first)}" if others and held else ""
-        return title + body + html.note(many) + held
+        note = f"These are the parameters of {html.name(first)}, one of {len(others) + 1:,} equal modules."
+        return title + body + (html.note(note) if others and held else "") + held

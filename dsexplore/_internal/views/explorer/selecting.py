@@ -80,7 +80,7 @@ class Selecting:
         It is followed in all modules, because the FSDP unit that gathers it may be an ancestor of its module.
 
         Raises:
-            UsageError: no parameter has this name or ends with it, or several end with it.
+            UsageError: No parameter has this name or ends with it, or several end with it.
         """
         self.drawing.quietly(tab=PARAMETERS)
         history = parameter_history(self.codes.tables, name)

@@ -28,7 +28,7 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import MOST_LANES, Coded
 from dsexplore._internal.views.timeline.drawn_skew import DrawnSkew
 from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS, colors_of
-from dsexplore._internal.views.timeline.timeline_text import LEFT_TO_RIGHT, whole
+from dsexplore._internal.views.timeline.timeline_text import LEFT_TO_RIGHT, title_text
 from dsexplore._internal.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore._internal.views.trace.event_codes import SAME_COLLECTIVE, EventCodes
 from dsexplore._internal.views.trace.event_lines import EventLines, event_lines
@@ -55,7 +55,7 @@ def standalone_page(headline: Headline, static: str, sizes: str = WIRE, predicti
     """Return one HTML document with the explorer, and the static view for where no JavaScript runs.
 
     Raises:
-        UsageError: there are more events than a browser can filter, or no such sizes.
+        UsageError: There are more events than a browser can filter, or no such sizes.
     """
     events = headline.tables.events.height
     if events > MOST_EVENTS:
@@ -160,7 +160,7 @@ def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
         "skew": [color.listed for color in (WAITS, LATE)],
         "timed": timeline.order == "measured",
         "axis": f"left to right: {LEFT_TO_RIGHT[timeline.order]}",
-        "title": whole(timeline),
+        "title": title_text(timeline),
         "over": summed_over(codes.tables) + apart,
         "outside": OUTSIDE,
         "ties": _ties(timeline),

@@ -24,10 +24,10 @@ class TimelinePanel:
     """The timeline of a trace in one window.
 
     Args:
-        tables: tables of the trace.
-        sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+        tables: Tables of the trace.
+        sizes: Which bytes are shown, ``"wire"`` or ``"message"``.
         kind: (events,) kind of each event, as in `EventCodes.kind`.
-        skew: skew of the trace; None to draw neither waiting nor late ranks.
+        skew: Skew of the trace; None to draw neither waiting nor late ranks.
     """
 
     def __init__(

@@ -1,59 +1,67 @@
-"""A hang report: the sentence, which ranks wait in which call for whom, where calls differ, and the ranks' stacks."""
+"""The view of a hang report: its verdict, who waits in which call for whom, calls that differ, and stacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsexplore._internal.analysis.hangs.call_text import short_line
 from dsexplore._internal.analysis.hangs.hang_report import HangReport
 from dsexplore._internal.units import format_bytes, format_ranks
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.html_table import Column, table, text
-from dsexplore._internal.views.view import View
+from dsexplore._internal.views.view import ResultView
 
-_MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 _MOST_STACKS = 64
+
+_SAME_CALL = ("op", "group", "number", "message_bytes", "state", "source", "ranks", "waits_for")
+"""Rows of `HangReport.waiting` that agree in these columns share one line."""
 
 Row = dict[str, Any]
 
 
-class HangView(View):
+class _Wait(NamedTuple):
+    """Ranks that wait in the same call for the same ranks."""
+
+    ranks: list[int]
+    call: Row
+    """The row of `HangReport.waiting` of one of these ranks."""
+
+
+class HangView(ResultView[HangReport]):
     """The view of a `HangReport`."""
 
     title = "Hang"
-
-    def __init__(self, report: HangReport) -> None:
-        self._report = report
-        self._waits = _grouped(report.waiting.to_dicts())
+    STYLE = html.RANKS_STYLE
+    MOST_ROWS = 40
 
     def text(self) -> str:
-        """Return the sentence, a line for each call in which ranks wait, and the notes."""
-        lines = [html.plain(self._report.verdict(), longest=0)]
-        lines += [f"  {_wait_text(ranks, row)}" for ranks, row in self._waits[:_MOST_ROWS]]
-        if len(self._waits) > _MOST_ROWS:
-            lines.append(f"  … and {len(self._waits) - _MOST_ROWS} more calls: see waiting")
-        lines += [f"note: {html.plain(note, longest=0)}" for note in self._report.notes]
+        """Return the verdict, a line for each call in which ranks wait, and the notes."""
+        waits = _waits(self.result)
+        lines = [html.plain(self.result.verdict(), longest=0)]
+        lines += [f"  {_wait_text(wait)}" for wait in waits[: self.MOST_ROWS]]
+        if len(waits) > self.MOST_ROWS:
+            lines.append(f"  … and {len(waits) - self.MOST_ROWS} more calls: see waiting")
+        lines += [f"note: {html.plain(note, longest=0)}" for note in self.result.notes]
         return "\n".join(lines)
 
-    def html(self, most: int = _MOST_ROWS) -> str:
-        """Return the content of `text` with tables, plus the ranks' stacks in collapsed sections."""
-        report = self._report
-        said = report.conclusion[:1].upper() + report.conclusion[1:]
-        parts = [f"<p>{_headline(report)}</p>{html.verdict(said, longest=0)}"]
-        if self._waits:
-            parts.append(_waiting_table(self._waits[:most], report, hidden=len(self._waits) - most))
+    def head(self) -> str:
+        """Return which rank is to blame, and the conclusion, as HTML."""
+        conclusion = self.result.conclusion
+        sentence = html.verdict(conclusion[:1].upper() + conclusion[1:], longest=0)
+        return f"<p>{_headline(self.result)}</p>{sentence}"
+
+    def body(self, most: int) -> str:
+        """Return the calls in which ranks wait, the calls that differ, the stacks, and the notes as HTML."""
+        report, waits = self.result, _waits(self.result)
+        parts = [_waiting_table(waits[:most], report, hidden=len(waits) - most)] if waits else []
         parts += _mismatches(report)
         parts += [_stack(rank, stack) for rank, stack in list(report.stacks.items())[:_MOST_STACKS]]
-        parts.append(html.notes(report.notes))
-        return html.fragment("".join(parts), html.RANKS_STYLE)
-
-    def page(self) -> str:
-        """Return a document with many more rows than a notebook's output holds."""
-        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
+        return "".join([*parts, html.notes(report.notes)])
 
 
 def _headline(report: HangReport) -> str:
+    """Return whether ranks hang or failed, and which one is to blame: ``Hang: rank 3``."""
     if report.reason == "none":
         return "No hang"
     what = "Failure" if _is_over(report) else "Hang"
@@ -63,44 +71,43 @@ def _headline(report: HangReport) -> str:
 
 
 def _is_over(report: HangReport) -> bool:
-    """Return True if no rank waits any more, as all calls failed."""
+    """Return True if no rank waits any more, because all calls failed."""
     return set(report.waiting["state"]) == {"failed"}
 
 
-def _grouped(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:
-    """Group rows by call and awaited ranks; return (ranks that wait, one of their rows) per group."""
-    groups: dict[tuple[Any, ...], tuple[list[int], Row]] = {}
-    for row in rows:
-        key = (
-            *(row[name] for name in ("op", "group", "number", "message_bytes", "state", "source")),
-            str(row["ranks"]),
-        )
-        groups.setdefault((*key, str(row["waits_for"])), ([], row))[0].append(row["rank"])
-    return list(groups.values())
+def _waits(report: HangReport) -> list[_Wait]:
+    """Return the waiting ranks, grouped by call and awaited ranks."""
+    waits: dict[tuple[str, ...], _Wait] = {}
+    for row in report.waiting.iter_rows(named=True):
+        key = tuple(str(row[name]) for name in _SAME_CALL)
+        waits.setdefault(key, _Wait([], row)).ranks.append(row["rank"])
+    return list(waits.values())
 
 
-def _wait_text(ranks: Sequence[int], row: Row) -> str:
-    line = f", {short_line(row['source'])}" if row["source"] else ""
-    size = f", {format_bytes(row['message_bytes'])}" if row["message_bytes"] else ""
-    whom = f" for {format_ranks(row['waits_for'])}" if row["waits_for"] else ""
-    verb = "waited" if row["state"] == "failed" else "waits" if len(ranks) == 1 else "wait"
-    where = f"collective {row['number']} of group {row['group']}"
-    return html.plain(
-        f"{format_ranks(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", longest=0
-    )
+def _wait_text(wait: _Wait) -> str:
+    """Return one line: ``rank 0 waits in all_reduce (collective 2 of group 0, 4 KiB, a.py:3; started) for rank 1``."""
+    ranks, call = wait
+    line = f", {short_line(call['source'])}" if call["source"] else ""
+    size = f", {format_bytes(call['message_bytes'])}" if call["message_bytes"] else ""
+    awaited = f" for {format_ranks(call['waits_for'])}" if call["waits_for"] else ""
+    present = "waits" if len(ranks) == 1 else "wait"
+    verb = "waited" if call["state"] == "failed" else present
+    where = f"collective {call['number']} of group {call['group']}{size}{line}; {call['state']}"
+    return html.plain(f"{format_ranks(ranks)} {verb} in {call['op']} ({where}){awaited}", longest=0)
 
 
-def _waiting_table(waits: Sequence[tuple[list[int], Row]], report: HangReport, hidden: int) -> str:
+def _waiting_table(waits: Sequence[_Wait], report: HangReport, hidden: int) -> str:
+    """Return a row per call in which ranks wait; ``hidden`` is the number of further calls."""
     verb = "waited" if _is_over(report) else "wait"
     columns = (
-        text("ranks", lambda wait: html.rank_boxes(wait[0], report.culprits)),
-        text("in", lambda wait: html.name(wait[1]["op"])),
-        text(f"{verb} for", lambda wait: _awaited(wait[1]["waits_for"])),
-        text("group", lambda wait: html.name(wait[1]["group"])),
-        Column("number", lambda wait: str(wait[1]["number"])),
-        Column("bytes", lambda wait: format_bytes(wait[1]["message_bytes"]) if wait[1]["message_bytes"] else "–"),
-        text("state", lambda wait: html.escape(wait[1]["state"])),
-        text("line", lambda wait: html.name(wait[1]["source"] or "–")),
+        text("ranks", lambda wait: html.rank_boxes(wait.ranks, report.culprits)),
+        text("in", lambda wait: html.name(wait.call["op"])),
+        text(f"{verb} for", lambda wait: _awaited(wait.call["waits_for"])),
+        text("group", lambda wait: html.name(wait.call["group"])),
+        Column("number", lambda wait: str(wait.call["number"])),
+        Column("bytes", lambda wait: format_bytes(wait.call["message_bytes"]) if wait.call["message_bytes"] else "–"),
+        text("state", lambda wait: html.escape(wait.call["state"])),
+        text("line", lambda wait: html.name(wait.call["source"] or "–")),
     )
     return table(columns, waits, stacks=True, hidden=hidden, more="more calls: <code>waiting</code> has all")
 
@@ -114,6 +121,7 @@ def _stack(rank: int, stack: str) -> str:
 
 
 def _mismatches(report: HangReport) -> list[str]:
+    """Return a title and a table of the calls that differ between ranks; empty if none do."""
     if report.mismatches.is_empty():
         return []
     columns = (
@@ -131,4 +139,5 @@ def _mismatches(report: HangReport) -> list[str]:
 
 
 def _difference(row: Row) -> str:
+    """Return the field in which a call differs, with the rank if it is the root."""
     return html.escape(f"root: rank {row['root']}" if row["field"] == "root" else row["field"])

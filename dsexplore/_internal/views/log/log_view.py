@@ -1,4 +1,4 @@
-"""The comms logger's summary: a table with a bar for the time of each line, and the same as a plotly figure."""
+"""The view of the comms logger's summary: a table and plotly figures of its lines."""
 
 from __future__ import annotations
 
@@ -13,53 +13,48 @@ from dsexplore._internal.views.page import html, html_table
 from dsexplore._internal.views.page.charts import DASHES, LEGEND_ABOVE, themed
 from dsexplore._internal.views.page.html_table import Column, text
 from dsexplore._internal.views.page.theme import SHADE, op_mark
-from dsexplore._internal.views.view import PlottedView
+from dsexplore._internal.views.view import ResultView
 
-STYLE = """
+_STYLE = """
 .dsx .log td{vertical-align:middle}
 .dsx .log .bar{display:inline-block;height:9px;min-width:1px;vertical-align:baseline}
 .dsx .log .track{display:inline-block;width:48px;text-align:left}
 .dsx.dsx .log th,.dsx.dsx .log td{padding-right:8px}
 """
 KINDS = ("time", "bandwidth")
+"""Kinds of figure."""
 _MARGIN = {"l": 8, "r": 8, "t": 24, "b": 8}
 _WAITING_NOTE = "waiting: the part of the mean in which this rank waited for others"
-_MOST_LINES = 200
-_MOST_ROWS, _MOST_ROWS_OF_PAGE = 80, 2_000
+_MOST_BARS = 200
 
 
-class CommsSummaryView(PlottedView):
+class CommsSummaryView(ResultView[CommsSummary]):
     """The view of a `CommsSummary`."""
 
     title = "Comms log"
-
-    def __init__(self, summary: CommsSummary) -> None:
-        self._summary = summary
-        self._lines = summary.rows
-        self._is_compared = summary.is_compared
+    STYLE = _STYLE
+    MOST_ROWS = 80
 
     def text(self) -> str:
         """Return the table of the log's summary as text."""
-        return self._summary.table_text()
+        return self.result.table_text()
 
-    def html(self, most: int = _MOST_ROWS) -> str:
+    def head(self) -> str:
+        """Return the totals of the log, and its verdict, as HTML."""
+        totals = f" {self.result.totals()}" if self.result.rows else ""
+        return f"<p><b>Comms log</b>{totals}</p>{html.verdict(self.result.verdict())}"
+
+    def body(self, most: int) -> str:
         """Return a table of what was sent and how long it took, one row per op, group and message size."""
-        if not self._lines:
-            return html.fragment(f"<p><b>Comms log</b></p>{html.verdict(self._summary.verdict())}")
-        table = html_table.table(
-            [*_columns(self._lines), *(_WAITING if self._is_compared else ())],
-            self._lines[:most],
-            hidden=max(len(self._lines) - most, 0),
-            more="more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more",
-        )
-        waiting = f"; {_WAITING_NOTE}" if self._is_compared else ""
-        note = html.note(f"message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes{waiting}")
-        head = f"<p><b>Comms log</b> {self._summary.totals()}</p>{html.verdict(self._summary.verdict())}"
-        return html.fragment(f'{head}<div class="log">{table}</div>{note}', STYLE)
-
-    def page(self) -> str:
-        """Return a document with many more rows than a notebook's output holds."""
-        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
+        lines = self.result.rows
+        if not lines:
+            return ""
+        columns, note = _columns(lines), "message: the whole buffer, as nccl-tests counts it; 1 GB = 1e9 bytes"
+        if self.result.is_compared:
+            columns, note = [*columns, *_WAITING], f"{note}; {_WAITING_NOTE}"
+        more = "more lines: <code>to_frame()</code> has all, <code>to_html(path)</code> more"
+        table = html_table.table(columns, lines[:most], hidden=len(lines) - most, more=more)
+        return f'<div class="log">{table}</div>{html.note(note)}'
 
     def figure(self, kind: str = "time") -> Any:
         """Return a plotly figure.
@@ -68,11 +63,11 @@ class CommsSummaryView(PlottedView):
             kind: ``time``, a bar of milliseconds for each line; or ``bandwidth``, bus bandwidth by message size.
 
         Raises:
-            UsageError: no such kind.
+            UsageError: No such kind.
         """
         if kind not in KINDS:
             raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
-        return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
+        return _time_figure(self.result.rows) if kind == "time" else _bandwidth_figure(self.result.rows)
 
 
 def _columns(lines: list[Line]) -> list[Column]:
@@ -86,19 +81,21 @@ def _columns(lines: list[Line]) -> list[Column]:
         Column("message", lambda line: format_bytes(line.message_bytes) if line.message_bytes else "–"),
         Column("calls", lambda line: f"{line.count:,}"),
         text("", lambda line: _bar(line.total / longest) if line.timed and longest else ""),
-        _time("time", "total"),
-        *(_time(name, name) for name in ("mean", "fastest", "slowest")),
+        _time("time", attribute="total"),
+        *(_time(name, attribute=name) for name in ("mean", "fastest", "slowest")),
         Column("algbw", lambda line: rate_text(line.rates[0]) if line.rates else "–"),
         Column("busbw", lambda line: rate_text(line.rates[1]) if line.rates else "–"),
     ]
 
 
 def _bar(share: float) -> str:
+    """Return a bar that takes this share of its column."""
     return f'<span class="track"><span class="bar" style="width:{100 * share:.1f}%;background:{SHADE}"></span></span>'
 
 
-def _time(title: str, name: str) -> Column:
-    return Column(title, lambda line: format_seconds(getattr(line, name)) if line.timed else "–")
+def _time(title: str, attribute: str) -> Column:
+    """Return a column of the seconds in an attribute of `Line`; a dash for lines without times."""
+    return Column(title, lambda line: format_seconds(getattr(line, attribute)) if line.timed else "–")
 
 
 _WAITING = (
@@ -108,14 +105,16 @@ _WAITING = (
 
 
 def _label(line: Line) -> str:
+    """Return op, group and message size of a line: ``all_reduce · group dp (8) · 7.6 MiB``."""
     size = format_bytes(line.message_bytes)
     return html.escape(f"{shown_name(line)} · group {line.group.name} ({line.group.size}) · {size}", longest=60)
 
 
 def _time_figure(lines: list[Line]) -> Any:
+    """Return horizontal bars of the total milliseconds of the first lines."""
     import plotly.graph_objects as go
 
-    timed = [line for line in lines if line.timed][:_MOST_LINES]
+    timed = [line for line in lines if line.timed][:_MOST_BARS]
     figure = go.Figure(
         go.Bar(
             orientation="h",
@@ -133,6 +132,7 @@ def _time_figure(lines: list[Line]) -> Any:
 
 
 def _bandwidth_figure(lines: list[Line]) -> Any:
+    """Return bus bandwidth by message size, a line per op and group."""
     import plotly.graph_objects as go
 
     figure = go.Figure()

@@ -1,12 +1,13 @@
-"""The look of plotly's figures, and charts that several views draw."""
+"""The look of plotly's figures, ticks of axes, and a chart that several views draw."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil, floor, log10
 from typing import Any
 
 from dsexplore._internal.units import unit_of_seconds
-from dsexplore._internal.views.page.theme import INK, SHADE, tint
+from dsexplore._internal.views.page.theme import FIGURE_TEXT, SHADE, tint
 
 _CLEAR = "rgba(0,0,0,0)"
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -15,21 +16,25 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 FIGURE: dict[str, Any] = {
     "paper_bgcolor": _CLEAR,
     "plot_bgcolor": _CLEAR,
-    "font": {"color": INK, "size": 12},
-    "modebar": {"bgcolor": _CLEAR, "color": INK},
+    "font": {"color": FIGURE_TEXT, "size": 12},
+    "modebar": {"bgcolor": _CLEAR, "color": FIGURE_TEXT},
 }
-"""Layout that all figures share, as plotly's JSON: no background, legible ink."""
+"""Layout that all figures share, as plotly's JSON: no background, and legible text."""
 AXIS: dict[str, Any] = {
     "gridcolor": "rgba(128,128,128,0.25)",
     "zerolinecolor": "rgba(128,128,128,0.4)",
     "automargin": True,
 }
 """Settings that all axes share: lines that are visible on white and on black, and space for the labels."""
+_TICKS = 5
+"""Number of ticks of an axis; there may be one more."""
+_NEAR = 1e-9
+"""Tolerance within which a position counts as a multiple of the distance of ticks."""
 LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
 
 
 def color_scale(least: float = 0.04) -> list[list[Any]]:
-    """Return plotly's color scale of bytes, times and rates; ``least``: opacity at its beginning."""
+    """Return plotly's color scale of bytes, times and rates; ``least`` is the opacity of its lowest value."""
     return [[0.0, tint(SHADE, least)], [1.0, SHADE]]
 
 
@@ -40,14 +45,24 @@ def themed(figure: Any, **layout: Any) -> Any:
     return figure.update_yaxes(**AXIS)
 
 
+def round_numbers(first: float, last: float) -> list[float]:
+    """Return the ticks of an axis: multiples of 1, 2 or 5 times a power of ten, from ``first`` to ``last``."""
+    least = (last - first) / _TICKS
+    if least <= 0:
+        return [first]
+    power = 10.0 ** floor(log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - _NEAR))
+    return [step * number for number in range(ceil(first / step - _NEAR), floor(last / step + _NEAR) + 1)]
+
+
 def stacked_bars(names: list[str], series: Iterable[tuple[str, list[float], str]], title: str, left: int) -> Any:
     """Return a plotly figure of horizontal bars of durations, from top to bottom, in the unit of the longest part.
 
     Args:
-        names: of the bars.
-        series: (name, seconds in each bar, color) of their parts, from left to right.
-        title: what the durations are of, which follows their unit in the title of the axis.
-        left: pixels that the names need.
+        names: Labels of the bars.
+        series: (name, seconds in each bar, color) of each part of the bars, from left to right.
+        title: Text after the unit in the title of the axis: ``"of a cold load"`` gives ``"ms of a cold load"``.
+        left: Pixels left of the bars, for their labels.
     """
     import plotly.graph_objects as go
 

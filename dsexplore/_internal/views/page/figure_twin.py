@@ -1,7 +1,7 @@
 """A plotly figure whose output in a notebook also contains a static view, so that it is never blank.
 
-Where plotly's MIME type is known (JupyterLab, VS Code), the figure is shown. A saved notebook on GitHub, in nbconvert
-or without network shows the static twin, and contains no copy of plotly's script.
+JupyterLab and VS Code show the figure, by plotly's MIME type. GitHub, nbconvert and a page without network show the
+static twin; the notebook contains no copy of plotly's script.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class TwinFigure(go.Figure):  # type: ignore[misc]  # plotly ships no types
 
     def _repr_mimebundle_(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         if not _drawn_by_frontend():
-            chosen_otherwise: dict[str, Any] = super()._repr_mimebundle_(*arguments, **options)
-            return chosen_otherwise
+            of_renderers: dict[str, Any] = super()._repr_mimebundle_(*arguments, **options)
+            return of_renderers
         bundle: dict[str, Any] = pio.renderers[_BY_MIME_TYPE].to_mimebundle(self.to_dict())
         return {**bundle, "text/html": self._twin}
 
@@ -36,15 +36,12 @@ class TwinFigure(go.Figure):  # type: ignore[misc]  # plotly ships no types
 
 
 def _drawn_by_frontend() -> bool:
-    """Return True if plotly's default renderers include `_BY_MIME_TYPE`.
-
-    That is so in every notebook, unless the user chose other renderers.
-    """
+    """Return True if plotly's default renderers include `_BY_MIME_TYPE`, as in a notebook without other settings."""
     return _BY_MIME_TYPE in (pio.renderers.default or "").split("+")
 
 
 def with_twin(figure: go.Figure, twin: str) -> TwinFigure:
     """Return a copy of the figure whose notebook output also contains the static HTML ``twin``."""
-    doubled = TwinFigure(figure)
-    doubled._twin = twin
-    return doubled
+    copied = TwinFigure(figure)
+    copied._twin = twin
+    return copied

@@ -34,8 +34,8 @@ def escape(text: object, *, longest: int = LONGEST_NAME) -> str:
     """Return text that is safe inside an element or a quoted attribute; control characters become ``�``.
 
     Args:
-        text: any name or message.
-        longest: number of characters kept; the middle of a longer text is replaced by ``…``. 0 keeps all.
+        text: Any name or message.
+        longest: Number of characters kept; the middle of a longer text is replaced by ``…``. 0 keeps all.
     """
     return html.escape(_shortened(text, longest), quote=True)
 
@@ -50,19 +50,18 @@ def _shortened(text: object, longest: int) -> str:
 
 
 def prose(text: object, *, longest: int) -> str:
-    """Return an escaped sentence that may break into lines inside its names, for a narrow column. The longest
-    unbreakable piece sets the minimal width of the column.
+    """Return an escaped sentence whose names may break into lines, so that it fits a narrow column.
 
-    Line breaks are allowed after dots, slashes and opening brackets, in very long names also at capitals and after
+    Lines break after dots, slashes and opening brackets, and in very long names also at capitals and after
     underscores, but not between a module and its number, nor between a number and its percent sign.
     """
-    broken = _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest=longest)))
+    broken = _AFTER_DOTS.sub(r"\g<0><wbr>", with_whole_percentages(escape(text, longest=longest)))
     humped = _LONG_WORD.sub(lambda word: _HUMP.sub("<wbr>", word[0]), broken)
     return _LONG_NAME.sub(lambda name: _AFTER_UNDERSCORES.sub("_<wbr>", name[0]), humped)
 
 
-def unparted(text: str) -> str:
-    """Return the sentence with a no-break space before each percent sign, so that no number is parted from it."""
+def with_whole_percentages(text: str) -> str:
+    """Return the sentence with a no-break space between each number and its percent sign."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
@@ -72,17 +71,17 @@ def name(text: object, *, longest: int = LONGEST_NAME) -> str:
 
 
 def verdict(text: str, *, longest: int = 600, more: str = "") -> str:
-    """Return the sentence that a view concludes with, as its title; ``more``: HTML after it, such as a link."""
+    """Return the conclusion of a view in large letters; ``more`` is HTML after it, such as a link."""
     return f'<p class="verdict">{prose(text, longest=longest)}{more}</p>'
 
 
 def conclusion(what: str, tag: str, sentence: str) -> str:
-    """Return the head of a view: what it is of, how its numbers came about, ``"measured"``, and its verdict."""
+    """Return the head of a view: what it describes, where its numbers come from (``"measured"``), and its verdict."""
     return f'<p>{prose(what, longest=300)} <span class="tag">{tag}</span></p>{verdict(sentence)}'
 
 
 def details(title: str, body: str, opened: bool = False) -> str:
-    """Return a section with a title, escaped, and HTML in it; empty if there is nothing in it."""
+    """Return a collapsible section: an escaped title, and HTML; empty for an empty body."""
     if not body:
         return ""
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
@@ -94,12 +93,12 @@ def note(text: str) -> str:
 
 
 def notes(lines: Iterable[str], *, longest: int = 0) -> str:
-    """Return a muted paragraph of each line, escaped and shortened to ``longest`` characters, 0 for any length."""
-    return "".join(note(escape(line, longest=longest)) for line in lines)
+    """Return a muted paragraph per line, shortened to ``longest`` characters (0: not at all), see `prose`."""
+    return "".join(note(prose(line, longest=longest)) for line in lines)
 
 
 def how(text: str) -> str:
-    """Return how to read a picture, HTML that stands behind a "?" until it is asked for."""
+    """Return HTML on how to read a picture, folded behind a "?"."""
     return f'<details class="how"><summary title="How to read it">?</summary><p class="dim">{text}</p></details>'
 
 
@@ -119,9 +118,9 @@ def rank_boxes(ranks: Sequence[int], marked: Collection[int], most: int = 64) ->
     """Return a box per rank, those marked red and with "!"; needs `RANKS_STYLE`.
 
     Args:
-        ranks: to draw, of which those marked come first where there are more than ``most``.
-        marked: the ranks that one looks for.
-        most: maximal number of boxes.
+        ranks: Ranks to draw. If there are more than ``most``, the marked ones are drawn first.
+        marked: Ranks to highlight, such as those that are missing.
+        most: Maximal number of boxes.
     """
     shown = ranks if len(ranks) <= most else sorted(sorted(ranks, key=lambda rank: rank not in marked)[:most])
     boxes = "".join(f'<span class="bad">{rank}!</span>' if rank in marked else f"<span>{rank}</span>" for rank in shown)
@@ -130,14 +129,14 @@ def rank_boxes(ranks: Sequence[int], marked: Collection[int], most: int = 64) ->
 
 
 def axis_key(axis: str, *, longest: int = LONGEST_NAME) -> str:
-    """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
+    """Return the letters of a mesh axis in its color, followed by its name if the letters abbreviate it."""
     letters = theme.axis_mark(axis).letter
     swatch = f'<span class="key a{theme.axis_number(axis)}">{escape(letters)}</span>'
     return swatch if letters == axis else f"{swatch} {parted(axis, longest=longest)}"
 
 
 def parted(text: object, *, longest: int = LONGEST_NAME) -> str:
-    """Return a `name` that may break into lines where `prose` does and after every underscore."""
+    """Return an escaped `name` that may break where `prose` breaks, and after every underscore."""
     return f"<bdi>{_AFTER_UNDERSCORES.sub('_<wbr>', prose(text, longest=longest))}</bdi>"
 
 
@@ -148,8 +147,8 @@ def plain(text: object, *, longest: int = LONGEST_NAME) -> str:
 
 def printable(text: object) -> str:
     """Return the text with control characters and lone surrogates replaced by ``�``, for a browser or a file."""
-    given = str(text)
-    return given if given.isprintable() else _UNPRINTABLE.sub("�", given)
+    string = str(text)
+    return string if string.isprintable() else _UNPRINTABLE.sub("�", string)
 
 
 def content_id(*parts: object) -> str:
@@ -179,7 +178,7 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
 
     Args:
         parts: (class, letter, value, attributes of its tag) per segment; segments of value 0 are omitted.
-        top: value of a bar as wide as its column.
+        top: Value of a bar as wide as its column.
     """
     segments = "".join(
         f'<span class="{kind}" style="width:{100 * value / top:.3g}%"{more}>'

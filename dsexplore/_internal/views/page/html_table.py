@@ -1,4 +1,4 @@
-"""Tables of static views: what stands in each column, how it is aligned, and how many rows are not shown."""
+"""Tables of static views: columns, each with a function that writes its cells, and a note on hidden rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Column:
     title: str
     cell: Callable[[Any], str]
     """Returns the cell of a row as HTML."""
-    look: str = ""
-    """Classes of its cells."""
+    classes: str = ""
+    """CSS classes of its cells."""
     if_varied: bool = False
-    """Whether it is hidden where all its cells are equal; a note below the table says what they are."""
+    """True to replace the column by a note below the table if all its cells are equal."""
 
 
 def text(title: str, cell: Callable[[Any], str]) -> Column:
@@ -35,13 +35,13 @@ def prose(title: str, cell: Callable[[Any], str]) -> Column:
 
 
 def bar(title: str, cell: Callable[[Any], str]) -> Column:
-    """Return a column of `html.stacked_bar`, which takes the remaining width."""
+    """Return a column of bars (`html.stacked_bar`), which takes the remaining width."""
     return Column(title, cell, "l track")
 
 
 def of_cells(titles: Iterable[str], left: Collection[int] = (0,)) -> list[Column]:
-    """Return the columns of rows that are sequences of cells; ``left``: numbers of the columns aligned left."""
-    return [Column(title, itemgetter(number), "l" * (number in left)) for number, title in enumerate(titles)]
+    """Return the columns of rows that are sequences of cells; ``left``: indices of the columns aligned left."""
+    return [Column(title, itemgetter(at), "l" if at in left else "") for at, title in enumerate(titles)]
 
 
 def table(
@@ -56,30 +56,27 @@ def table(
     """Return an HTML table.
 
     Args:
-        columns: what it shows of each row.
-        rows: what the columns' cells are made of.
-        attributes: attributes of each row's tag, such as ``' tabindex="0"'``.
-        stacks: whether a narrow page shows the cells of a row below one another, each after its column's title.
-        hidden: number of rows that are not shown, which a note below says.
-        more: what follows that number in the note, as HTML.
+        columns: Columns from left to right.
+        rows: One object per row; each column's function makes its cell of it.
+        attributes: Attributes of each row's tag, such as ``' tabindex="0"'``.
+        stacks: Whether a narrow page shows the cells of a row below one another, each after its column's title.
+        hidden: Number of rows that are not shown; a note below the table says how many.
+        more: HTML after that number in the note.
     """
     rows = list(rows)
     constant = [column for column in columns if column.if_varied and len(set(map(column.cell, rows))) == 1]
     columns = [column for column in columns if column not in constant]
-    looks = [f' class="{column.look}"' if column.look else "" for column in columns]
-    titles = [html.escape(column.title) for column in columns]
-    head = "".join(
-        f'<th scope="col"{look}>{title}</th>' if title else f"<td{look}></td>"
-        for look, title in zip(looks, titles, strict=True)
-    )
-    tags = [
-        f'<td{look} data-of="{title}">' if stacks else f"<td{look}>" for look, title in zip(looks, titles, strict=True)
-    ]
-    body = "".join(
-        f"<tr{marks}>{''.join(f'{tag}{column.cell(row)}</td>' for tag, column in zip(tags, columns, strict=True))}</tr>"
-        for row, marks in zip(rows, chain(attributes, repeat("")), strict=False)
-    )
-    kind = ' class="bars"' if any("track" in column.look for column in columns) else ""
+    head, tags = "", []
+    for column in columns:
+        classes = f' class="{column.classes}"' if column.classes else ""
+        title = html.escape(column.title)
+        head += f'<th scope="col"{classes}>{title}</th>' if title else f"<td{classes}></td>"
+        tags.append(f'<td{classes} data-of="{title}">' if stacks else f"<td{classes}>")
+    body = ""
+    for row, attributes_of_row in zip(rows, chain(attributes, repeat("")), strict=False):
+        cells = "".join(f"{tag}{column.cell(row)}</td>" for tag, column in zip(tags, columns, strict=True))
+        body += f"<tr{attributes_of_row}>{cells}</tr>"
+    kind = ' class="bars"' if any("track" in column.classes for column in columns) else ""
     drawn = f"<table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     note = html.note(f"… and {hidden:,} {more}") if hidden > 0 else ""
     note += html.note("; ".join(f"{html.escape(column.title)}: {column.cell(rows[0])}" for column in constant))

@@ -1,14 +1,12 @@
-"""Draw a plotly figure of points, lines, areas or horizontal bars as static SVG, for readers without plotly.
+"""Draws a plotly figure of points, lines, areas or horizontal bars as static SVG.
 
-Read from the figure: its traces with their vertical error bars (stacked areas on top of one another), its title, the
-type, title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Plotly's texts are
-HTML: they are unescaped first, then escaped anew.
+This second renderer exists because saved notebooks, GitHub and nbconvert run no JavaScript, and plotly's own export of
+images needs a browser. It reads the traces with their vertical error bars (stacked areas on top of one another), the
+title, the type, title, ticks and ``rangemode`` of both axes, and straight lines with their annotations. Plotly's texts
+are HTML: they are unescaped first, then escaped again.
 
-A picture is as wide as its page. Positions across it are percentages of what lies between the axes, so that letters and
-marks keep their size; labels are parted for the narrowest page.
-
-It is a second renderer because a saved notebook, GitHub and nbconvert show no JavaScript, and plotly's own image export
-needs a browser.
+A picture is as wide as its page. Horizontal positions are percentages of the width between the axes, so letters and
+marks keep their size. Labels are placed so that they do not overlap on the narrowest page.
 """
 
 from __future__ import annotations
@@ -18,20 +16,22 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.charts import round_numbers
 from dsexplore._internal.views.page.theme import GREY
 
 NARROWEST = 288
 """Width, in pixels, of a picture in a window of 320."""
 HEIGHT = 256
-"""Distance of the ends of the upright axis, in pixels."""
+"""Length of the vertical axis, in pixels."""
 _TOP, _BOTTOM, _RIGHT = 10, 20, 20
 """Space around the axes, in pixels."""
 _LETTER, _LINE, _RANGE = 6.2, 13, 8
-"""Width of a letter, distance of labels below one another, and width of an error bar, in pixels."""
-_LONGEST_LABEL, _MOST_MARKS = 44, 8  # letters; marks of one line on a narrow page, which has every third of more
+"""Width of a letter, vertical distance of labels, and width of an error bar, in pixels."""
+_LONGEST_LABEL, _MOST_MARKS = 44, 8
+"""Letters of a bar's label; marks of a line above which a narrow page shows only every third."""
 _DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4"}
 _SYMBOLS = {
     "square": "M-3.5-3.5h7v7h-7z",
@@ -65,7 +65,7 @@ font-size:var(--dsx-small);overflow-wrap:anywhere}
 
 
 def still_figure(figure: Any) -> str:
-    """Return a figure of lines, points, areas or horizontal bars, which are stacked, as a fragment of static HTML."""
+    """Return a plotly figure of lines, points, areas or horizontal stacked bars as static HTML."""
     traces = list(figure.data)
     body = _bars(figure, traces) if traces and traces[0].type == "bar" else _chart(figure, traces)
     title = _text(figure.layout.title.text)
@@ -87,22 +87,16 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Mapping from the numbers along one axis to pixels.
-
-    Attributes:
-        first: pixel of ``low``.
-        last: pixel of ``high``.
-        is_log: whether the axis is logarithmic.
-    """
+    """Mapping from the numbers of an axis to pixels, or to percent: ``low`` is at ``first``, ``high`` at ``last``."""
 
     low: float
     high: float
     first: float
     last: float
-    is_log: bool
+    is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Return the pixel of a number."""
+        """Return the position of a number."""
         low, high = self.low, self.high
         if self.is_log:
             low, high, value = map(math.log10, (low, high, value))
@@ -111,23 +105,13 @@ class _Scale:
 
     def ticks(self) -> list[float]:
         """Return about five round numbers within the scale."""
-        if self.is_log:
-            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            factors = (1, 2, 5) if len(decades) <= 3 else (1,)
-            every = math.ceil(len(decades) / 8)
-            round_numbers = [factor * 10.0**decade for decade in decades[::every] for factor in factors]
-        else:
-            step = _step((self.high - self.low) / 5)
-            round_numbers = [
-                step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-            ]
-        return [number for number in round_numbers if self.low * (1 - 1e-9) <= number <= self.high * (1 + 1e-9)]
-
-
-def _step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+        if not self.is_log:
+            return round_numbers(self.low, self.high)
+        decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        factors = (1, 2, 5) if len(decades) <= 3 else (1,)
+        every = math.ceil(len(decades) / 8)
+        numbers = [factor * 10.0**decade for decade in decades[::every] for factor in factors]
+        return [number for number in numbers if self.low * (1 - 1e-9) <= number <= self.high * (1 + 1e-9)]
 
 
 def _scale(values: Sequence[float], axis: Any, first: float, last: float) -> _Scale:
@@ -135,72 +119,77 @@ def _scale(values: Sequence[float], axis: Any, first: float, last: float) -> _Sc
     low, high = min(values), max(values)
     if axis.type == "log":
         room = max((high / low) ** 0.04, 1.05)
-        return _Scale(low / room, high * room, first, last, True)
+        return _Scale(low / room, high * room, first, last, is_log=True)
     if axis.rangemode == "tozero":
         low, high = min(low, 0.0), max(high, 0.0)
     room = 0.04 * (high - low) or abs(high) or 1.0
     begins_at_zero = axis.rangemode == "tozero" and low == 0
-    return _Scale(low if begins_at_zero else low - room, high + room, first, last, False)
+    return _Scale(low if begins_at_zero else low - room, high + room, first, last)
 
 
 def _chart(figure: Any, traces: Sequence[Any]) -> str:
     """Return an SVG of the traces' points and lines between axes."""
-    across, up = figure.layout.xaxis, figure.layout.yaxis
-    points = [list(_points(trace, across.type == "log", up.type == "log")) for trace in traces]
+    x_axis, y_axis = figure.layout.xaxis, figure.layout.yaxis
+    points = [list(_points(trace, x_axis.type == "log", y_axis.type == "log")) for trace in traces]
     floors = _stack(traces, points)
     limits = list(_limits(figure))
-    every = [point for points_of_trace in points for point in points_of_trace]
-    xs = [point.x for point in every] + [at for is_upright, at, _ in limits if is_upright]
-    ys = [end for point in every for end in (point.low, point.high)]
-    ys += [at for is_upright, at, _ in limits if not is_upright]
+    all_points = [point for points_of_trace in points for point in points_of_trace]
+    xs = [point.x for point in all_points] + [limit.at for limit in limits if limit.is_vertical]
+    ys = [end for point in all_points for end in (point.low, point.high)]
+    ys += [limit.at for limit in limits if not limit.is_vertical]
     if not xs or not ys:
         return _NOTHING
-    down = _scale(ys, up, HEIGHT, 0)
-    left = round(12 + _LETTER * max((len(text) for _, text in _ticks(down, up)), default=0))
+    y_scale = _scale(ys, y_axis, HEIGHT, 0)
+    left = round(12 + _LETTER * max((len(text) for _, text in _ticks(y_scale, y_axis)), default=0))
     ends = _line_ends(traces, points)
     right = round(_RIGHT + (8 + _LETTER * max(len(point.label) for point in ends) if ends else 0))
-    along = _scale(xs, across, 0, 100)
-    drawn = _axes(along, down, across, up, NARROWEST - left - right)
-    drawn += "".join(_limit(*limit, along, down) for limit in limits)
-    lines = "".join(
-        _line(trace, [(along.at(x), down.at(y)) for x, y in [*((point.x, point.y) for point in of), *reversed(floor)]])
-        for trace, of, floor in zip(traces, points, floors, strict=True)
-    )
+    x_scale = _scale(xs, x_axis, 0, 100)
+    drawn = _axes(x_scale, y_scale, x_axis, y_axis, NARROWEST - left - right)
+    drawn += "".join(_limit_html(limit, x_scale, y_scale) for limit in limits)
+    lines = ""
+    for trace, points_of_trace, floor in zip(traces, points, floors, strict=True):
+        outline = [*((point.x, point.y) for point in points_of_trace), *reversed(floor)]
+        lines += _line(trace, [(x_scale.at(x), y_scale.at(y)) for x, y in outline])
     drawn += f'<svg viewBox="0 0 100 {HEIGHT}" width="100%" height="{HEIGHT}" preserveAspectRatio="none">{lines}</svg>'
-    for trace, of in zip(traces, points, strict=True):
-        many = ' class="many-marks"' if "lines" in (trace.mode or "lines") and len(of) > _MOST_MARKS else ""
-        drawn += f"<g{many}>{''.join(_mark(trace, point, along, down) for point in of)}</g>"
-    drawn += _labels([point for point in every if point.label], along, down, left, right, bool(ends))
-    titles = [html.escape(_text(axis.title.text)) for axis in (up, across)]
+    for trace, points_of_trace in zip(traces, points, strict=True):
+        is_crowded = "lines" in (trace.mode or "lines") and len(points_of_trace) > _MOST_MARKS
+        marks = "".join(_mark(trace, point, x_scale, y_scale) for point in points_of_trace)
+        drawn += f'<g class="many-marks">{marks}</g>' if is_crowded else f"<g>{marks}</g>"
+    labeled = [point for point in all_points if point.label]
+    drawn += _labels(labeled, x_scale, y_scale, left=left, right=right, at_ends=bool(ends))
+    titles = [html.escape(_text(axis.title.text)) for axis in (y_axis, x_axis)]
     svg = f'<svg class="still" height="{HEIGHT}" role="img" aria-label="{" by ".join(titles)}">{drawn}</svg>'
     room = f'<div class="room" style="padding:{_TOP}px {right}px {_BOTTOM}px {left}px">{svg}</div>'
     return f'<div class="chart"><p>{titles[0]}</p>{room}<p>{titles[1]}</p></div>'
 
 
 def _line_ends(traces: Sequence[Any], points: list[list[_Point]]) -> list[_Point]:
-    """Return the last points of lines that label nothing else; these labels stand right of the picture."""
-    lines = [of for trace, of in zip(traces, points, strict=True) if "lines" in (trace.mode or "")]
-    ends = [of[-1] for of in lines if of and of[-1].label and not any(point.label for point in of[:-1])]
-    return ends if len(ends) == sum(bool(point.label) for of in points for point in of) else []
+    """Return the last points of the lines if these alone have labels, which are then right of the picture."""
+    lines = [line for trace, line in zip(traces, points, strict=True) if "lines" in (trace.mode or "") and line]
+    ends = [line[-1] for line in lines if line[-1].label and not any(point.label for point in line[:-1])]
+    labels = sum(bool(point.label) for points_of_trace in points for point in points_of_trace)
+    return ends if len(ends) == labels else []
 
 
-def _labels(labeled: Sequence[_Point], along: _Scale, down: _Scale, left: float, right: float, at_ends: bool) -> str:
-    """Return the text beside each mark, moved down where it would cover another; one that moved far has a line.
+def _labels(
+    labeled: Sequence[_Point], x_scale: _Scale, y_scale: _Scale, *, left: float, right: float, at_ends: bool
+) -> str:
+    """Return the label of each point, moved down where it would cover another; a line joins distant ones to their mark.
 
-    On the narrowest page labels are closest to one another, so what is free there is free on every page.
+    Labels are closest to one another on the narrowest page, so labels that do not overlap there overlap on no page.
 
     Args:
-        labeled: the points with labels.
-        along: scale of x.
-        down: scale of y.
-        left: pixels left of the axes.
-        right: pixels right of the axes.
-        at_ends: whether all stand right of the picture; else each stands on the side of its mark with more room.
+        labeled: Points with labels.
+        x_scale: Scale of x, in percent.
+        y_scale: Scale of y, in pixels.
+        left: Pixels left of the axes.
+        right: Pixels right of the axes.
+        at_ends: Whether all labels are right of the picture; else each is on the side of its mark with more space.
     """
     drawn, occupied = "", list[tuple[float, float, float]]()
     room, between = HEIGHT - _LINE * len(labeled), NARROWEST - left - right
-    for number, point in enumerate(sorted(labeled, key=lambda point: down.at(point.y))):
-        x, y = along.at(point.x), down.at(point.y)
+    for number, point in enumerate(sorted(labeled, key=lambda point: y_scale.at(point.y))):
+        x, y = x_scale.at(point.x), y_scale.at(point.y)
         pixel, leftward = between * x / 100, not at_ends and x > 50
         longest = int((pixel + left if leftward else between - pixel + right) / _LETTER) - 1
         text = html.plain(point.label, longest=min(max(longest, 8), 30))
@@ -236,7 +225,7 @@ def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
 
 
 def _stack(traces: Sequence[Any], points: list[list[_Point]]) -> list[list[tuple[float, float]]]:
-    """Raise each stacked area of ``points`` onto the areas before it; return lower edges, empty for other traces."""
+    """Raise each stacked area of ``points`` onto the areas before it; return its lower edge, empty for other traces."""
     floors: list[list[tuple[float, float]]] = []
     reached: dict[str, list[float]] = {}
     for trace, points_of_trace in zip(traces, points, strict=True):
@@ -255,48 +244,57 @@ def _values(column: Any) -> Sequence[Any]:
     return () if column is None else column
 
 
-def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
+def _mark(trace: Any, point: _Point, x_scale: _Scale, y_scale: _Scale) -> str:
     """Return the symbol of a point, drawn over its error bar."""
-    y, top, low = down.at(point.y), down.at(point.high), down.at(point.low)
+    y, top, low = y_scale.at(point.y), y_scale.at(point.high), y_scale.at(point.low)
     color = html.escape(_color(trace))
     box = f'x="{-_RANGE / 2:g}" y="{top:g}" width="{_RANGE}" height="{low - top:g}"'
     bar = f'<rect {box} fill="{color}"/>' if point.low < point.high else ""
     drawn = bar + _symbol(trace, 0, y, html.escape(point.tooltip, longest=0))
-    return f'<svg x="{along.at(point.x)}%">{drawn}</svg>' if drawn else ""
+    return f'<svg x="{x_scale.at(point.x)}%">{drawn}</svg>' if drawn else ""
 
 
-def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:
-    """Yield (is vertical, position on its axis, annotation) of each straight line across the figure."""
+class _Limit(NamedTuple):
+    """A straight line through the whole figure, at a position of one axis, with its annotation."""
+
+    is_vertical: bool
+    at: float
+    text: str
+
+
+def _limits(figure: Any) -> Iterator[_Limit]:
+    """Yield the straight lines that cross the figure."""
     for number, shape in enumerate(figure.layout.shapes):
         notes = figure.layout.annotations
         text = _text(notes[number].text) if number < len(notes) else ""
         if shape.x0 == shape.x1:
-            yield True, float(shape.x0), text
+            yield _Limit(True, float(shape.x0), text)
         elif shape.y0 == shape.y1:
-            yield False, float(shape.y0), text
+            yield _Limit(False, float(shape.y0), text)
 
 
-def _limit(is_upright: bool, at: float, text: str, along: _Scale, down: _Scale) -> str:
-    if is_upright:
-        x = f"{along.at(at)}%"
+def _limit_html(limit: _Limit, x_scale: _Scale, y_scale: _Scale) -> str:
+    text = html.escape(limit.text)
+    if limit.is_vertical:
+        x = f"{x_scale.at(limit.at)}%"
         line = f'<line class="limit" x1="{x}" x2="{x}" y2="{HEIGHT}"/>'
-        return f'{line}<text x="{x}" dx="-4" y="10" text-anchor="end">{html.escape(text)}</text>'
-    y = down.at(at)
+        return f'{line}<text x="{x}" dx="-4" y="10" text-anchor="end">{text}</text>'
+    y = y_scale.at(limit.at)
     line = f'<line class="limit" x2="100%" y1="{y}" y2="{y}"/>'
-    return f'{line}<text x="100%" y="{y - 4}" text-anchor="end">{html.escape(text)}</text>'
+    return f'{line}<text x="100%" y="{y - 4}" text-anchor="end">{text}</text>'
 
 
-def _axes(along: _Scale, down: _Scale, across: Any, up: Any, narrowest: float) -> str:
-    """Return grid lines and numbers at the ticks of both axes; a page with ``narrowest`` pixels shows fewer of them."""
-    below, drawn = _ticks(along, across), ""
+def _axes(x_scale: _Scale, y_scale: _Scale, x_axis: Any, y_axis: Any, narrowest: float) -> str:
+    """Return grid lines and numbers at the ticks of both axes; fewer if only ``narrowest`` pixels are between them."""
+    below, drawn = _ticks(x_scale, x_axis), ""
     letters = 2 + max((len(text) for _, text in below), default=0)
     every = math.ceil(len(below) * letters * _LETTER / narrowest)
     for number, (tick, text) in enumerate(below):
-        x, kind = f"{along.at(tick)}%", ' class="odd"' if number % every else ""
+        x, kind = f"{x_scale.at(tick)}%", ' class="odd"' if number % every else ""
         drawn += f'<line class="grid" x1="{x}" x2="{x}" y2="{HEIGHT}"/>'
         drawn += f'<text{kind} x="{x}" y="{HEIGHT + 14}" text-anchor="middle">{html.escape(text)}</text>'
-    for tick, text in _ticks(down, up):
-        y = down.at(tick)
+    for tick, text in _ticks(y_scale, y_axis):
+        y = y_scale.at(tick)
         drawn += f'<line class="grid" x2="100%" y1="{y}" y2="{y}"/>'
         drawn += f'<text x="-5" y="{y + 4}" text-anchor="end">{html.escape(text)}</text>'
     return drawn
@@ -310,6 +308,7 @@ def _ticks(scale: _Scale, axis: Any) -> list[tuple[float, str]]:
 
 
 def _line(trace: Any, places: Sequence[tuple[float, float]]) -> str:
+    """Return the path of a line or of an area through these places; empty for a trace of points."""
     if "lines" not in (trace.mode or "lines") or len(places) < 2:
         return ""
     path = "M" + "L".join(f"{x} {y}" for x, y in places)
@@ -328,6 +327,7 @@ def _stroke(trace: Any) -> str:
 
 
 def _color(trace: Any) -> str:
+    """Return the color of a trace: of its line, else of its markers."""
     line = trace.line.color if trace.type == "scatter" else None
     for color in (line, trace.marker.color):
         if isinstance(color, str):
@@ -336,18 +336,19 @@ def _color(trace: Any) -> str:
 
 
 def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
+    """Return the marker of a trace at a position, with a tooltip; empty for a trace without markers."""
     if "markers" not in (trace.mode or "markers"):
         return ""
     color, symbol = html.escape(_color(trace)), trace.marker.symbol or "circle"
-    said = f"<title>{title}</title>" if title else ""
+    tooltip = f"<title>{title}</title>" if title else ""
     if symbol not in _SYMBOLS:
-        return f'<circle cx="{x}" cy="{y}" r="4.5" fill="{color}">{said}</circle>'
+        return f'<circle cx="{x}" cy="{y}" r="4.5" fill="{color}">{tooltip}</circle>'
     paint = f'stroke="{color}" stroke-width="2"' if symbol in ("x", "cross") else f'fill="{color}"'
-    return f'<path d="{_SYMBOLS[symbol]}" transform="translate({x} {y})" {paint}>{said}</path>'
+    return f'<path d="{_SYMBOLS[symbol]}" transform="translate({x} {y})" {paint}>{tooltip}</path>'
 
 
 def _keys(traces: Sequence[Any]) -> str:
-    """Return the legend, a piece of each named line next to its name; empty for fewer than two names."""
+    """Return the legend: a piece of each named trace next to its name; empty if it is not needed."""
     named = [trace for trace in traces if trace.name and trace.showlegend is not False and len(_values(trace.x))]
     if len(named) < 2 or all(trace.type == "scatter" and trace.name in _values(trace.text)[-1:] for trace in named):
         return ""
@@ -363,7 +364,7 @@ def _key(trace: Any) -> str:
 
 
 def _bars(figure: Any, traces: Sequence[Any]) -> str:
-    """Return horizontal bars, with the name left of each and its text, or its sum, right of it."""
+    """Return horizontal bars, each with its name on the left, and its text or its sum on the right."""
     names = [_text(name) for name in traces[0].y]
     if not names:
         return _NOTHING
@@ -374,9 +375,9 @@ def _bars(figure: Any, traces: Sequence[Any]) -> str:
         parts = ""
         for trace in traces:
             color = trace.marker.color if isinstance(trace.marker.color, str) else trace.marker.color[at]
-            said = html.escape(f"{name}: {trace.x[at]:.4g}" + (f", {_text(trace.name)}" if trace.name else ""))
+            tooltip = html.escape(f"{name}: {trace.x[at]:.4g}" + (f", {_text(trace.name)}" if trace.name else ""))
             look = f"width:{100 * trace.x[at] / most:.4g}%;background:{html.escape(color)}"
-            parts += f'<span style="{look}" title="{said}"></span>' if trace.x[at] else ""
+            parts += f'<span style="{look}" title="{tooltip}"></span>' if trace.x[at] else ""
         label = html.prose(html.plain(name, longest=_LONGEST_LABEL), longest=_LONGEST_LABEL)
         drawn += f'<span>{label}</span> <div class="bar">{parts}</div> <span>{html.escape(text)}</span> '
     title = f"{_text(figure.layout.xaxis.title.text)}; the longest bar has {_number(max(sums))}"

@@ -23,9 +23,9 @@ VARIABLES = f"""
 :is(.dsx,.dsx-tree,.dsx-explorer) *{{box-sizing:border-box}}
 :is(.dsx,.dsx-tree,.dsx-explorer) :focus-visible{{outline:2px solid var(--dsx-focus);outline-offset:-2px}}
 """
-"""The variables that their other rules use, and rules for all their elements.
+"""CSS variables that all other rules use, and the rules for box sizes and for the focus.
 
-Text is as large as JupyterLab's content, 13 pixels where JupyterLab sets 14; a standalone page uses the browser's size.
+The size of text follows JupyterLab's content (13 pixels where JupyterLab sets 14), or the browser in a standalone page.
 """
 
 
@@ -80,13 +80,13 @@ AXIS_STYLE = """
 :is(.dsx,.dsx-tree) .thin{display:flex;height:9px;margin-top:5px;background:var(--dsx-shade)}
 :is(.dsx,.dsx-tree) .thin i{min-width:1px}
 """ + "".join(f":is(.dsx,.dsx-tree) .a{i}{{{Mark('', *colors).css}}}\n" for i, colors in enumerate(AXES))
-"""CSS of the thin bars in the rows of a tree, and of the parts of every bar by axis."""
+"""CSS of the thin bars in the rows of a tree, and of the segments of bars by axis."""
 
 
 HEAT_STYLE = f":is(.dsx-grid,.dsx-scale){{--dsx-heat:{SHADE}}}\n"
-"""CSS of the hue of a widget's heatmap, which is mixed with the page's color."""
+"""CSS of the hue that a widget's heatmap mixes with the color of the page."""
 
 
 def heat(percent: int) -> str:
-    """Return the CSS of a heatmap's cell, from 0 (the paper's) to 100."""
+    """Return the CSS of a heatmap's cell, whose shade is from 0 (the color of the page) to 100 percent."""
     return f"background:color-mix(in srgb,{SHADE} {percent}%,transparent)"

@@ -1,8 +1,8 @@
 """The colors of all views, and the marks of mesh axes, phases, ops and memory.
 
-Colors stand for one thing each: a mesh axis has one by its name, bytes and time are shades of one hue, what is lost is
-in the color of an alarm, and all else is muted. Color-blind readers can tell those side by side apart, which the tests
-compute; letters say the same.
+A color means the same in every view: a mesh axis has a color by its name, bytes and time are shades of one hue, lost
+time has the color of an alarm, and everything else is muted. The tests compute that color-blind readers can tell
+neighboring colors apart; letters repeat what colors say.
 """
 
 from __future__ import annotations
@@ -14,50 +14,54 @@ from dataclasses import dataclass
 from dsexplore._internal.trace.schema import NO_AXIS
 
 ALARM = "#e01b3b"
-"""What costs time that need not be spent: exposed communication, a late rank, a limit that is passed."""
+"""Color of lost time (exposed communication, a late rank) and of exceeded limits."""
 SHADE = "#12707a"
-"""The hue of bytes and time, from the paper's color at zero."""
+"""Darkest shade of bytes and time; zero has the color of the page."""
 GREY = "#6b6b6b"
 WAITING = "#8a8a8a"
-"""Time in which a rank, a stage or a stream waits, in every view."""
+"""Color of the time in which a rank, a stage or a stream waits."""
 SERIES = ("#6364a1", "#94876b", "#776b73", "#758ca3", "#826358", "#b07d3d", "#2890ce", "#a05a33")
-"""Muted colors of what has no color by its name: lines of ops and settings, phases, microbatches.
+"""Muted colors for what has no color by its name: lines of ops and settings, phases, microbatches.
 
-All stand out, by 3:1, on light and on dark lanes, so they are of nearly one lightness and differ in hue."""
-INK = "#767676"
+Their contrast to light and to dark lanes is at least 3:1, so they differ in hue and hardly in lightness."""
+FIGURE_TEXT = "#767676"
 """Color of text in figures, legible on white and on black."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Letter and color of one phase, of one part of a rank's memory, or of a mesh axis."""
+    """Letter and color of a phase, of a use of memory, or of a mesh axis."""
 
     letter: str
     color: str
-    ink: str
+    text_color: str
     """Color of the letter."""
 
     @property
     def css(self) -> str:
         """CSS declarations that draw the mark."""
-        return f"background:{self.color};color:{self.ink};forced-color-adjust:none;print-color-adjust:exact"
+        return f"background:{self.color};color:{self.text_color};forced-color-adjust:none;print-color-adjust:exact"
 
 
-def ink(color: str) -> str:
-    """Return black or white, whichever can be read better on a color of this module."""
+def text_color_on(color: str) -> str:
+    """Return black or white, whichever is easier to read on a color of this module."""
     red, green, blue = ((int(color[at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5))
     return "#000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#fff"
 
 
+def _phase(letter: str, color: str) -> Mark:
+    return Mark(letter, color, text_color_on(color))
+
+
 PHASES: dict[str, Mark] = {
-    "start-up": Mark("S", SERIES[5], ink(SERIES[5])),
-    "forward": Mark("F", SERIES[3], ink(SERIES[3])),
-    "no-grad forward": Mark("N", SERIES[6], ink(SERIES[6])),
-    "between steps": Mark("W", SERIES[1], ink(SERIES[1])),
-    "backward": Mark("B", SERIES[0], ink(SERIES[0])),
-    "recompute": Mark("R", SERIES[2], ink(SERIES[2])),
-    "optimizer": Mark("O", SERIES[4], ink(SERIES[4])),
-    "other": Mark("·", SERIES[7], ink(SERIES[7])),
+    "start-up": _phase("S", SERIES[5]),
+    "forward": _phase("F", SERIES[3]),
+    "no-grad forward": _phase("N", SERIES[6]),
+    "between steps": _phase("W", SERIES[1]),
+    "backward": _phase("B", SERIES[0]),
+    "recompute": _phase("R", SERIES[2]),
+    "optimizer": _phase("O", SERIES[4]),
+    "other": _phase("·", SERIES[7]),
 }
 
 _DATA, _REPLICAS, _TENSOR, _CONTEXT, _PIPELINE, _EXPERT, _WORLD, _OTHER = range(8)
@@ -81,17 +85,17 @@ _AXES_BY_NAME = {
     **dict.fromkeys(("ep", "etp", "expert", "experts"), _EXPERT),
     **dict.fromkeys(("", "world", NO_AXIS, "other axes"), _WORLD),
 }
-_OF_OTHER_NAMES = (_OTHER, _REPLICAS, _CONTEXT, _PIPELINE, _EXPERT)
-"""Colors of names that are not known: not those of data and tensor parallel axes, which stand beside them most."""
+_FOR_OTHER_NAMES = (_OTHER, _REPLICAS, _CONTEXT, _PIPELINE, _EXPERT)
+"""Colors of axes with other names: not those of the data and tensor parallel axes, which are often beside them."""
 _HASH_SHIFT = 5
-"""Lowest bits of a name's hash that are dropped: the others part the usual pairs, such as rows and columns."""
+"""Number of low bits of a name's hash that are ignored, so that common pairs (rows, columns) get different colors."""
 _NUMBERED = re.compile(r"\D*?_?(\d+)")
 
 
 def axis_number(name: str) -> int:
     """Return the index into `AXES` of an axis, which depends on its name alone: ``dp_shard`` has that of ``dp``.
 
-    Names that are not known share five colors.
+    Names that are not in the table share five colors.
     """
     words = name.lower().split("_")
     if "replicate" in words:
@@ -100,16 +104,21 @@ def axis_number(name: str) -> int:
         if name_or_word in _AXES_BY_NAME:
             return _AXES_BY_NAME[name_or_word]
     numbered = _NUMBERED.fullmatch(name)
-    place = int(numbered[1]) if numbered else zlib.crc32(name.encode("utf-8", "replace")) >> _HASH_SHIFT
-    return _OF_OTHER_NAMES[place % len(_OF_OTHER_NAMES)]
+    number = int(numbered[1]) if numbered else zlib.crc32(name.encode("utf-8", "replace")) >> _HASH_SHIFT
+    return _FOR_OTHER_NAMES[number % len(_FOR_OTHER_NAMES)]
 
 
 def axis_mark(name: str) -> Mark:
-    """Return color and letters of a mesh axis: ``dp`` of ``dp``, ``ds`` of ``dp_shard``, ``d1`` of ``dim_1``."""
+    """Return color and letters of a mesh axis: ``dp`` for ``dp``, ``ds`` for ``dp_shard``, ``d1`` for ``dim_1``."""
     words = [word for word in re.split(r"[^\w]|_", name) if word]
-    both = (words[0], words[-1] if words[-1].isdigit() else words[1]) if len(words) > 1 else ()
-    letters = "".join(word[0] for word in both) if both else name[:2]
-    return Mark(letters if name not in ("", NO_AXIS) else "–", *AXES[axis_number(name)])
+    if name in ("", NO_AXIS):
+        letters = "–"
+    elif len(words) > 1:
+        second = words[-1] if words[-1].isdigit() else words[1]
+        letters = words[0][0] + second[0]
+    else:
+        letters = name[:2]
+    return Mark(letters, *AXES[axis_number(name)])
 
 
 MEMORY: dict[str, Mark] = {
@@ -120,7 +129,7 @@ MEMORY: dict[str, Mark] = {
     "buffers": Mark("C", "#52afc1", "#000"),
     "inputs": Mark("I", "#708c7a", "#000"),
 }
-"""Marks of the uses of a rank's memory, in shades of the hue of bytes."""
+"""{use of a rank's memory: its mark}, in shades of the hue of bytes."""
 
 
 @dataclass(frozen=True)

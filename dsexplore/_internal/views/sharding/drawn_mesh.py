@@ -23,9 +23,9 @@ class RankSample:
     """Some ranks of a mesh: the product of some coordinates of each axis.
 
     Attributes:
-        mesh: mesh of all ranks.
-        chosen: coordinates per mesh axis, ascending.
-        numbers: sampled ranks, in mesh order.
+        mesh: Mesh of all ranks.
+        chosen: Coordinates per mesh axis, ascending.
+        numbers: Sampled ranks, in mesh order.
     """
 
     def __init__(self, mesh: Mesh, tensors: Iterable[PlacedTensor], most: int = MOST) -> None:
@@ -124,8 +124,8 @@ class DrawnMesh:
     """Colors and ranks of a sharding's pictures.
 
     Attributes:
-        shown: the tensors and their mesh.
-        sample: ranks that can be highlighted: each has class ``h<index in the sample>`` in all pictures.
+        shown: The tensors and their mesh.
+        sample: Ranks that can be highlighted: each has class ``h<index in the sample>`` in all pictures.
     """
 
     def __init__(self, shown: Sharding) -> None:

@@ -49,8 +49,8 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     """Return the grid of the sampled ranks, or ``""`` for a mesh of one rank.
 
     Args:
-        drawn_mesh: ranks, and colors of the axes.
-        tensors: a rank that holds nothing of any of these is marked.
+        drawn_mesh: Ranks, and colors of the axes.
+        tensors: A rank that holds nothing of any of these is marked.
     """
     sample, mesh = drawn_mesh.sample, drawn_mesh.mesh
     if mesh.size == 1:

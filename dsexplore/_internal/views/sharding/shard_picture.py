@@ -49,8 +49,8 @@ class PanelDrawing:
         """Return the panel as HTML.
 
         Args:
-            window: zoom whose part of the panel is framed.
-            with_empty: whether to show the ranks that hold nothing below the panel.
+            window: Zoom whose part of the panel is framed.
+            with_empty: Whether to show the ranks that hold nothing below the panel.
         """
         left, top, frame = self._left, self._top, self.frame
         wholes = self._wholes()
@@ -314,10 +314,10 @@ def picture_html(
     """Return the picture of one tensor, or a sentence if there is nothing to draw.
 
     Args:
-        tensor: the tensor to draw.
-        drawn_mesh: colors and ranks of the sharding.
-        most_blocks: limit on blocks; beyond it, shards of equal size are folded into one block.
-        with_zoom: whether the first shards of a folded picture are magnified next to it.
+        tensor: The tensor to draw.
+        drawn_mesh: Colors and ranks of the sharding.
+        most_blocks: Limit on blocks; beyond it, shards of equal size are folded into one block.
+        with_zoom: Whether the first shards of a folded picture are magnified next to it.
         around: (rank, its mesh coordinates) whose shards are highlighted and magnified, with those around them.
     """
     if not tensor.numel:

@@ -16,7 +16,7 @@ from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.units import format_bytes, parse_size
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import LEGEND_ABOVE, themed
-from dsexplore._internal.views.page.theme import AXES, INK, MEMORY, axis_number, tint
+from dsexplore._internal.views.page.theme import AXES, FIGURE_TEXT, MEMORY, axis_number, tint
 from dsexplore._internal.views.sharding.block_titles import Titles
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore._internal.views.sharding.shard_blocks import Panel, Picture, ShardBlock, axis_cuts, boundaries, picture
@@ -38,7 +38,7 @@ def sharding_figure(
     """Return a figure of a `Sharding`; its arguments are those of `ShardingView.figure`.
 
     Raises:
-        UsageError: no such kind, tensor or optimizer.
+        UsageError: No such kind, tensor or optimizer.
     """
     chosen = kind or ("shards" if len(shown) == 1 or tensor is not None else "memory")
     if chosen not in KINDS:
@@ -69,7 +69,7 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
             text=[mark.letter if group.value[number] else "" for group in bars],
             textposition="inside",
             insidetextanchor="middle",
-            textfont={"color": mark.ink},
+            textfont={"color": mark.text_color},
             textangle=0,
             customdata=[format_bytes(group.value[number]) for group in bars],
             hovertemplate=f"%{{y}}<br>{part}: %{{customdata}}<extra></extra>",
@@ -157,8 +157,8 @@ def _add_block(figure: go.Figure, block: ShardBlock, place: int, titles: Titles)
         y=ys,
         mode="lines",
         fill="toself",
-        fillcolor=tint(INK, 0.12 if odd else 0.3),
-        line={"color": INK, "width": 1, "dash": "dash" if block.folded > 1 else "solid"},
+        fillcolor=tint(FIGURE_TEXT, 0.12 if odd else 0.3),
+        line={"color": FIGURE_TEXT, "width": 1, "dash": "dash" if block.folded > 1 else "solid"},
         text=text,
         hoverinfo="text",
         hoveron="fills",

@@ -79,13 +79,13 @@ class ShardingView(View):
         Args:
             kind: ``"memory"``, bytes by rank, or ``"shards"``, the picture of one tensor. The default is memory for
                 several tensors, shards for one.
-            tensor: name of the tensor for ``"shards"``, if there are several.
-            optimizer: for ``"memory"``, as in `Sharding.memory`; so are the dtypes.
-            state_dtype: dtype of the optimizer's states.
-            gradient_dtype: dtype of the gradients.
+            tensor: Name of the tensor for ``"shards"``, if there are several.
+            optimizer: For ``"memory"``, as in `Sharding.memory`; so are the dtypes.
+            state_dtype: Dtype of the optimizer's states.
+            gradient_dtype: Dtype of the gradients.
 
         Raises:
-            UsageError: no such kind, tensor or optimizer.
+            UsageError: No such kind, tensor or optimizer.
         """
         from dsexplore._internal.views.sharding.sharding_figures import sharding_figure  # plotly
 

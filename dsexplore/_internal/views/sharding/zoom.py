@@ -93,10 +93,10 @@ def zoom(
     """Return a window on some shards of the folded dims; None if no dim is folded, or shards are not contiguous.
 
     Args:
-        tensor: the tensor that is drawn.
-        drawn: picture of the whole tensor.
-        at: mesh coordinates of the rank whose shards the window shows; None for the first shards.
-        shards: name of the shards in words.
+        tensor: The tensor that is drawn.
+        drawn: Picture of the whole tensor.
+        at: Mesh coordinates of the rank whose shards the window shows; None for the first shards.
+        shards: Name of the shards in words.
     """
     down, across = (
         _shards(tensor, dim, stretches, at)

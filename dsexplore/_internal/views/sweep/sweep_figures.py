@@ -9,7 +9,7 @@ from dsexplore._internal.aio.sweeps.result import SweepResult
 from dsexplore._internal.units import format_bytes, format_count
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import DASHES, color_scale, themed
-from dsexplore._internal.views.page.theme import INK, SERIES
+from dsexplore._internal.views.page.theme import FIGURE_TEXT, SERIES
 from dsexplore._internal.views.sweep.sweep_points import Point, cells, limit_of, points, thread_counts
 
 _LINES = SERIES[:5]
@@ -69,7 +69,7 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
             line={"color": _LINES[at % len(_LINES)], "dash": DASHES[at % len(DASHES)]},
         )
     if (limit := limit_of(result, direction)) is not None:
-        figure.add_hline(limit[0] / 1e9, line_dash="dot", line_color=INK, annotation_text=limit[1])
+        figure.add_hline(limit[0] / 1e9, line_dash="dot", line_color=FIGURE_TEXT, annotation_text=limit[1])
     depths = sorted({point.config.queue_depth for point in points(result, direction)})
     figure.update_xaxes(type="log", title="queue depth", tickvals=depths, ticktext=list(map(str, depths)))
     figure.update_yaxes(title="GB/s, best block size", rangemode="tozero")
@@ -94,7 +94,7 @@ def _latency_curves(result: SweepResult, direction: str) -> Any:
                 marker={"symbol": symbol, "size": 8},
             )
     if (limit := limit_of(result, direction)) is not None:
-        figure.add_vline(limit[0] / 1e9, line_dash="dot", line_color=INK, annotation_text=limit[1])
+        figure.add_vline(limit[0] / 1e9, line_dash="dot", line_color=FIGURE_TEXT, annotation_text=limit[1])
     figure.update_xaxes(title="GB/s", rangemode="tozero")
     figure.update_yaxes(type="log", title="latency of a request, ms")
     return _titled(figure, result, direction)
@@ -143,10 +143,10 @@ def _titled(figure: Any, result: SweepResult, direction: str) -> Any:
     return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
 
 
-KINDS: dict[str, Callable[[SweepResult, str], Any]] = {
+FIGURES: dict[str, Callable[[SweepResult, str], Any]] = {
     "heatmap": _heatmaps,
     "depth": _depth_curves,
     "latency": _latency_curves,
     "parallel": _parallel,
 }
-"""{kind: function that draws it in one direction}."""
+"""{kind of figure: function that draws it in one direction}."""

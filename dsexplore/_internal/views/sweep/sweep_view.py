@@ -1,4 +1,4 @@
-"""The static view of a sweep: the block to paste, heatmaps, and how it was measured."""
+"""The view of a sweep of a disk: the setting to take, heatmaps, and how it was measured."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.page.style import heat
 from dsexplore._internal.views.page.theme import SHADE
-from dsexplore._internal.views.sweep.sweep_figures import KINDS
+from dsexplore._internal.views.sweep.sweep_figures import FIGURES
 from dsexplore._internal.views.sweep.sweep_points import Point, cells, directions, points, thread_counts
 from dsexplore._internal.views.view import ResultView
 
-_MOST_ROWS = 24
 _CLICK = "A click on a point shows its block."
 
-STYLE = (
+_STYLE = (
     """
 .dsx pre.block{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;width:max-content;max-width:100%;
 overflow-x:auto;font-family:var(--dsx-mono);font-size:var(--dsx-small);user-select:all;color:inherit}
@@ -46,26 +45,27 @@ class SweepView(ResultView[SweepResult]):
     """The view of a `SweepResult`."""
 
     title = "Disk throughput"
+    STYLE = _STYLE
+    MOST_ROWS = 24
 
     def what(self) -> str:
-        """Return what was measured how, in one line."""
+        """Return the disk that was measured, and how, in one line."""
         return result_text.what(self.result)
 
-    def html(self) -> str:
-        """Return the verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
+    def body(self, most: int) -> str:
+        """Return the settings compared, the block to paste, heatmaps, and how it was measured, as HTML."""
         result = self.result
-        body = [html.conclusion(self.what(), self.tag, result.verdict())]
-        body.append(html.sentences(result_text.remarks(result)))
-        body.append(html.details("Settings compared", _settings_table(result), opened=True))
+        parts = [html.sentences(result_text.remarks(result))]
+        parts.append(html.details("Settings compared", _settings_table(result, most), opened=True))
         if result.rounds:
-            body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), longest=0)}</pre>')
-        body.append(html.details("Rates and latencies", html.sentences(result_text.rate_lines(result))))
+            parts.append(f'<pre class="block">{html.escape(result.best().config.to_json(), longest=0)}</pre>')
+        parts.append(html.details("Rates and latencies", html.sentences(result_text.rate_lines(result))))
         for direction in reversed(directions(result)):
             grid = _heat_table(result, direction)
-            body.append(html.details(f"{direction}: GB/s by block size and queue depth", grid))
-        body.append(html.details("Other limits", _references_table(result)))
-        body.append(html.details("How it was measured", _conditions_table(result)))
-        return html.fragment("".join(body), STYLE)
+            parts.append(html.details(f"{direction}: GB/s by block size and queue depth", grid))
+        parts.append(html.details("Other limits", _references_table(result)))
+        parts.append(html.details("How it was measured", _conditions_table(result)))
+        return "".join(parts)
 
     def figure(self, kind: str = "heatmap", operation: str | None = None) -> Any:
         """Return a plotly figure.
@@ -73,17 +73,17 @@ class SweepView(ResultView[SweepResult]):
         Args:
             kind: ``"heatmap"`` (one per thread count), ``"depth"`` (rate by queue depth, with the disk's limit),
                 ``"latency"`` (latency by rate, with the disk's limit) or ``"parallel"`` (parallel coordinates).
-            operation: ``"read"``, ``"write"`` or ``"mix"``; None takes the mix, or the only direction measured.
+            operation: ``"read"``, ``"write"`` or ``"mix"``; None for the mix, or for the only direction measured.
 
         Raises:
-            UsageError: an unknown kind or direction.
+            UsageError: The kind is unknown, or the direction was not measured.
         """
-        if kind not in KINDS:
-            raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
+        if kind not in FIGURES:
+            raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(FIGURES)}")
         chosen = operation or directions(self.result)[-1]
         if chosen not in directions(self.result):
             raise UsageError(f"operation {chosen!r} was not measured: there is {', '.join(directions(self.result))}")
-        return KINDS[kind](self.result, chosen)
+        return FIGURES[kind](self.result, chosen)
 
     def still(self, figure: Any, kind: str = "heatmap", operation: str | None = None, **options: Any) -> str:
         """Return the lines as SVG, or a table of rates for heatmaps and parallel coordinates."""
@@ -91,7 +91,7 @@ class SweepView(ResultView[SweepResult]):
             return still_figure(figure)
         chosen = operation or directions(self.result)[-1]
         title = f"<p>{html.escape(chosen)}: GB/s by block size and queue depth</p>"
-        return html.fragment(title + _heat_table(self.result, chosen), STYLE)
+        return html.fragment(title + _heat_table(self.result, chosen), self.STYLE)
 
     def explore(self) -> Any:
         """Return a choice of figures; a click on a point shows the ``"aio"`` block of its setting, to copy."""
@@ -114,20 +114,20 @@ class SweepView(ResultView[SweepResult]):
 
         explorer = ChartExplorer(
             self,
-            lambda kind, operation: (KINDS[kind](result, operation), f"{kind} of {operation}"),
-            select,
-            {
-                "kind": ipywidgets.Dropdown(options=list(KINDS), description="picture"),
+            draw=lambda kind, operation: (FIGURES[kind](result, operation), f"{kind} of {operation}"),
+            select=select,
+            controls={
+                "kind": ipywidgets.Dropdown(options=list(FIGURES), description="picture"),
                 "operation": ipywidgets.Dropdown(options=choices, value=choices[-1], description="direction"),
             },
-            [ipywidgets.HBox([block, ipywidgets.VBox([setting, ipywidgets.HTML(_CLICK)])])],
+            below=[ipywidgets.HBox([block, ipywidgets.VBox([setting, ipywidgets.HTML(_CLICK)])])],
         )
         show(result.best().config if result.rounds else result.control)
         return explorer
 
 
 def _heat_table(result: SweepResult, direction: str) -> str:
-    """Return block size by queue depth, one group of rows per thread count; all share columns and color scale."""
+    """Return a heatmap of GB/s by block size and queue depth, with a group of rows per thread count."""
     every = points(result, direction)
     if not every:
         return ""
@@ -155,6 +155,7 @@ def _scale(top: float) -> str:
 
 
 def _heat_cell(point: Point | None, top: float, chosen: AioConfig | None) -> str:
+    """Return the cell of a setting; ``top``: rate of the darkest shade; ``chosen``: setting that is outlined."""
     if point is None:
         return '<td class="dim">–</td>'
     shade = round(50 * point.rate / top) if top else 0
@@ -167,10 +168,10 @@ def _place(config: AioConfig) -> tuple[int, int, int]:
     return config.thread_count, config.block_size, config.queue_depth
 
 
-def _settings_table(result: SweepResult) -> str:
-    """Return a table of the settings that the verdict is based on: fastest first, those that scatter too much last."""
+def _settings_table(result: SweepResult, most: int) -> str:
+    """Return a table of the settings that the verdict compares: fastest first, those with too wide intervals last."""
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in result.rounds.items()}
-    ranked = sorted(means, key=lambda config: (not means[config].is_narrow, -means[config].value))[:_MOST_ROWS]
+    ranked = sorted(means, key=lambda config: (not means[config].is_narrow, -means[config].value))[:most]
     by_config = {point.config: point for point in points(result, directions(result)[-1])}
     widest = max((mean.high for mean in means.values() if mean.is_narrow), default=0.0)
     columns = (
@@ -197,6 +198,7 @@ def _interval(mean: Interval, widest: float) -> str:
 
 
 def _references_table(result: SweepResult) -> str:
+    """Return what other tools reached on the disk; empty if none were run."""
     columns = (
         text("by", lambda reference: html.escape(reference.name)),
         text("direction", lambda reference: reference.operation),
@@ -207,6 +209,7 @@ def _references_table(result: SweepResult) -> str:
 
 
 def _conditions_table(result: SweepResult) -> str:
+    """Return a row per condition of the measurement; conditions without a value are omitted."""
     disk, how = result.disk, result.conditions
 
     def share(value: float | None) -> str:

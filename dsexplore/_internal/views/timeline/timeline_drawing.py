@@ -1,23 +1,23 @@
-"""A timeline as a drawing in static HTML: an SVG strip per lane below a key, with the same in words."""
+"""A timeline as static HTML: a key, a strip per lane with its totals for screen readers, and the axis."""
 
 from __future__ import annotations
 
-from itertools import groupby
+from typing import NamedTuple
 
 from dsexplore._internal.analysis.step_timeline import Timeline
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import Boxes, Coded, boxes, extent
 from dsexplore._internal.views.timeline.mark_colors import Color, colors_of, is_gap, key_order
-from dsexplore._internal.views.timeline.timeline_text import axis_text, lane_totals, ticks, whole
+from dsexplore._internal.views.timeline.timeline_text import axis_text, lane_totals, ticks, title_text
 
-COLUMNS, LANES = 160, 24
+_COLUMNS, _LANES = 160, 24
 """Maximal numbers of columns and lanes of the drawing."""
 _LANE, _GAP = 12, 2
 """Height of a lane, and distance between lanes, in the drawing's own units."""
 _MOST_SINGLE = 240
 """Maximal number of spans that each get a box and a label."""
 _BETWEEN = 0.2
-"""Distance, in columns, between boxes that stand for one span each."""
+"""Distance between the boxes of single spans, in columns."""
 _MOST_TIES, _MOST_KEYS = 200, 8
 
 TICKS_STYLE = """
@@ -55,7 +55,7 @@ _AT_END = 0.95
 
 
 def axis_html(marked: list[tuple[float, str]], more: str = "") -> str:
-    """Return an axis with (position, text) of its ticks; ``more``: attributes of its tag."""
+    """Return an axis; ``marked``: (position as a fraction, text) of each tick; ``more``: attributes of its tag."""
     drawn = []
     for at, text in marked:
         end = ' class="f"' if at <= 0 else ' class="e"' if at > _AT_END else ""
@@ -64,19 +64,18 @@ def axis_html(marked: list[tuple[float, str]], more: str = "") -> str:
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """Return the lanes as SVG below their key, with the same in words for screen readers."""
+    """Return the drawing of a timeline below its title and verdict."""
     if timeline.spans.is_empty():
-        return html.fragment(html.verdict(whole(timeline)))
+        return html.fragment(html.verdict(title_text(timeline)))
     return html.fragment(f"{title_html(timeline)}{drawing(timeline)}", STYLE)
 
 
 def title_html(timeline: Timeline) -> str:
-    """Return what the timeline is, with its verdict below it."""
-    what = html.escape(whole(timeline))
-    return f"<p>{what}</p>{html.verdict(timeline.verdict())}"
+    """Return the title of the timeline, with its verdict below."""
+    return f"<p>{html.escape(title_text(timeline))}</p>{html.verdict(timeline.verdict())}"
 
 
-def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
+def drawing(timeline: Timeline, most_lanes: int = _LANES, columns: int = _COLUMNS) -> str:
     """Return the key, the lanes and the axis as HTML; needs `STYLE`."""
     colors = colors_of(timeline)
     key = [_key(colors[number]) for number in key_order(colors)]
@@ -89,12 +88,16 @@ def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS)
 
 
 def _key(color: Color) -> str:
-    swatch = f'<span class="key" style="background:{color.fill};color:{color.ink}">{html.escape(color.letter)}</span>'
+    """Return an entry of the key: letter, color and name."""
+    swatch = (
+        f'<span class="key" style="background:{color.fill};color:{color.text_color}">{html.escape(color.letter)}</span>'
+    )
     name = "" if color.letter == color.name else f" {html.escape(color.name, longest=30)}"
     return f'<span class="named">{swatch}{name}</span> '
 
 
 def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: int) -> str:
+    """Return name and strip of each lane, the lines between them, and the axis."""
     spans, (first, last) = Coded(timeline, most_lanes=most_lanes), extent(timeline)
     lane_boxes = boxes(spans, (first, last), columns, most=_MOST_SINGLE, stacked=True)
     labeled = lane_boxes.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
@@ -108,7 +111,8 @@ def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: in
         else:
             strip = f'viewBox="0 0 {columns} {_LANE}" preserveAspectRatio="none"'
             are_spans = bool((lane_boxes.span[lane_boxes.lane == number] >= 0).all())
-            paths = (_singly if are_spans else _paths)(lane_boxes, number, colors, columns)
+            paths_of_lane = _paths_of_spans if are_spans else _paths_of_columns
+            paths = paths_of_lane(lane_boxes, number, colors, columns)
             rows.append(f"<svg {strip} {place_of}>{paths}</svg>")
     drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
@@ -127,25 +131,25 @@ def _labeled(timeline: Timeline, lane_boxes: Boxes, lane: int, colors: list[Colo
         look = f"left:{left:.4g}%;width:{width:.4g}%;height:{max(2, round(18 * lane_boxes.level[i]))}px"
         label = f"<b>{html.escape(labels[span], longest=12)}</b>" if labels[span] else ""
         boxes_of_lane.append(
-            f'<i style="{look};background:{color.fill};color:{color.ink};font-style:normal" '
+            f'<i style="{look};background:{color.fill};color:{color.text_color};font-style:normal" '
             f'title="{html.escape(names[span], longest=90)}">{label}</i>'
         )
     return " ".join(boxes_of_lane)
 
 
 def _ties(timeline: Timeline, lanes: int) -> str:
-    """Return one SVG over all lanes, with a line from each send to its receive."""
+    """Return one SVG over all lanes, with a line from each send to its receive; empty if there are too many."""
     (first, last), place_of = extent(timeline), {lane: i for i, lane in enumerate(timeline.lanes[:lanes])}
     if not 0 < timeline.ties.height <= _MOST_TIES:
         return ""
     row = _LANE + _GAP
     lines = "".join(
-        f"M{COLUMNS * (sent - first) / (last - first):.4g} {place_of[of] * row + _LANE // 2}"
-        f"L{COLUMNS * (got - first) / (last - first):.4g} {place_of[to] * row + _LANE // 2}"
-        for of, sent, to, got, *_ in timeline.ties.iter_rows()
-        if of in place_of and to in place_of
+        f"M{_COLUMNS * (tie['sent'] - first) / (last - first):.4g} {place_of[tie['from_lane']] * row + _LANE // 2}"
+        f"L{_COLUMNS * (tie['received'] - first) / (last - first):.4g} {place_of[tie['to_lane']] * row + _LANE // 2}"
+        for tie in timeline.ties.iter_rows(named=True)
+        if tie["from_lane"] in place_of and tie["to_lane"] in place_of
     )
-    box = f'viewBox="0 0 {COLUMNS} {lanes * row - _GAP}" preserveAspectRatio="none"'
+    box = f'viewBox="0 0 {_COLUMNS} {lanes * row - _GAP}" preserveAspectRatio="none"'
     return (
         f'<svg class="ties" {box} style="grid-row:1/{lanes + 1}" role="img" '
         f'aria-label="{timeline.ties.height:,} messages between lanes"><path vector-effect="non-scaling-stroke" '
@@ -153,8 +157,8 @@ def _ties(timeline: Timeline, lanes: int) -> str:
     )
 
 
-def _singly(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
-    """Return the boxes of a lane as one SVG path per color, with a gap after each box, which is one span."""
+def _paths_of_spans(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+    """Return the boxes of a lane, each of which is one span, as an SVG path per color, with a gap after each box."""
     runs: dict[int, list[str]] = {}
     for i in (lane_boxes.lane == lane).nonzero()[0].tolist():
         width = columns * float(lane_boxes.end[i] - lane_boxes.begin[i])
@@ -166,28 +170,37 @@ def _singly(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> 
     return _filled(runs, colors)
 
 
-def _paths(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
-    """Return the boxes of a lane as one SVG path per color; adjacent boxes that look the same are joined."""
-    at = (lane_boxes.lane == lane).nonzero()[0].tolist()
-    runs: dict[int, list[str]] = {}
-    cells = [
-        (
-            round(lane_boxes.begin[i] * columns),
-            max(1, round((lane_boxes.end[i] - lane_boxes.begin[i]) * columns)),
-            round(2 + (_LANE - 2) * float(lane_boxes.level[i])),
-            int(lane_boxes.mark[i]),
+class _Run(NamedTuple):
+    """Neighboring boxes of columns that have one height and one mark; positions are numbers of columns."""
+
+    left: int
+    width: int
+    height: int
+    mark: int
+
+
+def _paths_of_columns(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+    """Return the boxes of a lane as an SVG path per color; equal boxes of neighboring columns are joined."""
+    runs: list[_Run] = []
+    for i in (lane_boxes.lane == lane).nonzero()[0].tolist():
+        box = _Run(
+            left=round(lane_boxes.begin[i] * columns),
+            width=max(1, round((lane_boxes.end[i] - lane_boxes.begin[i]) * columns)),
+            height=round(2 + (_LANE - 2) * float(lane_boxes.level[i])),
+            mark=int(lane_boxes.mark[i]),
         )
-        for i in at
-    ]
-    for (_, height, mark), group in groupby(enumerate(cells), lambda cell: (cell[1][0] - cell[0], *cell[1][2:])):
-        members = [cell for _, cell in group]
-        left = members[0][0]
-        width = members[-1][0] + members[-1][1] - left
-        runs.setdefault(mark, []).append(f"M{left} {_LANE - height}h{width}v{height}h-{width}z")
-    return _filled(runs, colors)
+        last = runs[-1] if runs else None
+        if last is not None and last[2:] == box[2:] and last.left + last.width == box.left:
+            runs[-1] = last._replace(width=last.width + box.width)
+        else:
+            runs.append(box)
+    outlines: dict[int, list[str]] = {}
+    for left, width, height, mark in runs:
+        outlines.setdefault(mark, []).append(f"M{left} {_LANE - height}h{width}v{height}h-{width}z")
+    return _filled(outlines, colors)
 
 
-def _filled(runs: dict[int, list[str]], colors: list[Color]) -> str:
-    """Return the SVG paths of boxes' outlines, given by the index of their color; the tallest of a column lie below."""
-    below = sorted(runs, key=lambda mark: (not is_gap(colors[mark]), -mark))
-    return "".join(f'<path fill="{colors[mark].fill}" d="{"".join(runs[mark])}"/>' for mark in below)
+def _filled(outlines: dict[int, list[str]], colors: list[Color]) -> str:
+    """Return an SVG path per mark; ``outlines``: {mark: its boxes}. Waiting, which is the tallest, lies below."""
+    below = sorted(outlines, key=lambda mark: (not is_gap(colors[mark]), -mark))
+    return "".join(f'<path fill="{colors[mark].fill}" d="{"".join(outlines[mark])}"/>' for mark in below)

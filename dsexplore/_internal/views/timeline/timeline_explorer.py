@@ -1,4 +1,4 @@
-"""`TimelineExplorer`: a timeline with zoom and range selection; the selected events are a `Trace`."""
+"""`TimelineExplorer`: a timeline with zoom and selection of a range; the selected events are a `Trace`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from dsexplore._internal.views.widgets.part_widgets import TimelineWidget
 class TimelineExplorer(LiveView):
     """A live timeline; show it as the last expression of a cell.
 
-    Drag over a range to select it, turn the wheel with Ctrl to zoom, double-click for the whole; or use the keyboard.
+    Drag over a range to select it, turn the wheel with Ctrl to zoom, and double-click to show all of it. The keyboard
+    does the same.
 
     Args:
-        timeline: the timeline to explore.
-        skew: skew of its trace; None to draw neither waiting nor late ranks.
+        timeline: The timeline to explore.
+        skew: Skew of its trace; None to draw neither waiting nor late ranks.
     """
 
     def __init__(self, timeline: Timeline, skew: Skew | None = None) -> None:
@@ -55,11 +56,11 @@ class TimelineExplorer(LiveView):
         """Zoom to a part of the timeline.
 
         Args:
-            begin: begin in the unit of the timeline: seconds, rounds or positions in program order.
-            end: later than ``begin``.
+            begin: Begin in the unit of the timeline: seconds, rounds or positions in program order.
+            end: End in the same unit, later than ``begin``.
 
         Raises:
-            UsageError: the range is empty.
+            UsageError: The range is empty.
         """
         if not begin < end:
             raise UsageError(f"zoom({begin!r}, {end!r}): the end must be later than the begin")
@@ -70,7 +71,7 @@ class TimelineExplorer(LiveView):
         """Select the events of a range, given in the unit of the timeline.
 
         Raises:
-            UsageError: the range is empty.
+            UsageError: The range is empty.
         """
         if not begin < end:
             raise UsageError(f"select({begin!r}, {end!r}): the end must be later than the begin")
@@ -95,12 +96,13 @@ class TimelineExplorer(LiveView):
             self.clear()
 
     def _mask(self) -> Mask | None:
+        """Return the (events,) mask of the selected events; None if nothing is selected."""
         if self._picked is not None:
             return self._picked[0]
         return self._state.events_between(*self._state.chosen) if self._state.chosen is not None else None
 
     def _status(self) -> str:
-        """Return the selection in words."""
+        """Return the title of the clicked span, or number and bytes of the selected range; empty for neither."""
         if self._picked is not None:
             return self._picked[1]
         mask = self._mask()

@@ -21,7 +21,7 @@ _MOST_KEYS = 8
 
 
 def columns_of(lanes: int) -> int:
-    """Return the number of columns into which many spans are summed, so that a figure of all lanes stays small."""
+    """Return the number of columns into which many spans are summed, so that a figure with many lanes stays small."""
     return max(60, 2400 // max(1, min(lanes, FIGURE_LANES)))
 
 
@@ -45,7 +45,7 @@ def timeline_spec(state: TimelineState) -> Spec:
 
 
 def _scale(timeline: Timeline) -> float:
-    """Return how many units of the figure's axis one of the timeline's is: milliseconds in a second."""
+    """Return the factor from the timeline's unit to that of the figure's axis: from seconds to milliseconds."""
     return 1e3 if is_timed(timeline) else 1.0
 
 
@@ -55,11 +55,13 @@ def _title(state: TimelineState, hidden: int) -> str:
     more = f", {hidden:,} more lanes not drawn" if hidden else ""
     tall = f"; taller is more {timeline.sizes} bytes" if not state.spans.flat.all() else ""
     axis = LEFT_TO_RIGHT[timeline.order].partition(",")[0]
-    return f"{'ms' if is_timed(timeline) and tall else f'ms, {axis}' if is_timed(timeline) else axis}{tall}{more}"
+    if is_timed(timeline):
+        axis = "ms" if tall else f"ms, {axis}"
+    return f"{axis}{tall}{more}"
 
 
 def _bars(state: TimelineState, drawn: Boxes, names: list[str]) -> list[Spec]:
-    """Return the bars of each mark, gaps below all others; ``names``: of the lanes."""
+    """Return the bars of each mark, with waiting below all others; ``names``: labels of the lanes."""
     texts, order = _texts(state, drawn), key_order(state.colors)
     first, last = (at * _scale(state.timeline) for at in state.window)
     begin, end = (first + at * (last - first) for at in (drawn.begin, drawn.end))
@@ -92,17 +94,17 @@ def _bars(state: TimelineState, drawn: Boxes, names: list[str]) -> list[Spec]:
 
 
 def _labels(state: TimelineState, drawn: Boxes, at: Indices) -> Spec:
-    """Return the texts on the bars, if spans have labels."""
+    """Return plotly's settings for the labels on the bars at these indices; empty if spans have no labels."""
     labels = state.labels(drawn)
     if not labels or not any(labels[i] for i in at):
         return {}
     shown = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    ink = state.colors[int(drawn.mark[at[0]])].ink
-    return {"text": [html.escape(labels[i]) for i in at], "textfont": {"color": ink}, **shown}
+    color = state.colors[int(drawn.mark[at[0]])].text_color
+    return {"text": [html.escape(labels[i]) for i in at], "textfont": {"color": color}, **shown}
 
 
 def _texts(state: TimelineState, drawn: Boxes) -> list[str]:
-    """Return the text of each box: one span, or the number of spans in a lane."""
+    """Return the tooltip of each box: its span, or number and bytes of its spans."""
     timeline = state.timeline
     if drawn.one_by_one:
         return [html.escape(text, longest=0) for text in span_texts(timeline, drawn.span)]

@@ -1,4 +1,4 @@
-"""`TimelineState`: what a live timeline draws (window, boxes, range) and what is selected in it; no widget."""
+"""`TimelineState`: window, boxes and selected range of a live timeline, without its widget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
 from dsexplore._internal.views.timeline.drawn_skew import DrawnSkew
 from dsexplore._internal.views.timeline.mark_colors import LATE, WAITS, colors_of, key_order
-from dsexplore._internal.views.timeline.timeline_text import axis_text, place, span_texts, ticks, whole
+from dsexplore._internal.views.timeline.timeline_text import axis_text, place, span_texts, ticks, title_text
 
 _LEAST = 1e-9
 """Width of the narrowest window, as a fraction of the whole."""
@@ -28,12 +28,12 @@ class TimelineState:
     """One timeline, drawn in one window.
 
     Args:
-        timeline: the timeline to draw, and its conclusion; the explorer's has none, as its headline stands above.
-        columns: number of columns into which spans are summed if there are many.
-        most: maximal number of spans that are drawn individually.
-        kind: (events,) a small number per event; events of equal number are usually shown or hidden together.
-        most_lanes: maximal number of lanes.
-        skew: skew of the trace; None to draw neither waiting nor late ranks.
+        timeline: Timeline to draw, with its conclusion if that is shown.
+        columns: Number of columns into which spans are summed if there are many.
+        most: Maximal number of spans that are drawn individually.
+        kind: (events,) Small number per event, see `Coded`; None for no kinds.
+        most_lanes: Maximal number of lanes.
+        skew: Skew of the trace; None to draw neither waiting nor late ranks.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class TimelineState:
             "marks": [color.listed for color in self.colors],
             "skew": [color.listed for color in (WAITS, LATE)],
             "key": key_order(self.colors),
-            "axis": html.unparted(axis_text(timeline)),
+            "axis": html.with_whole_percentages(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
-            "title": whole(timeline),
+            "title": title_text(timeline),
             "verdict": html.plain(timeline.conclusion, longest=600),
         }
 
     def prepare(self) -> None:
         """Compute in advance what the first filter would wait for."""
-        if self.spans.kind is not None and self.spans.in_order:
-            self.spans.added_up(self.whole, self._columns)
+        if self.spans.kind is not None and self.spans.is_event_order:
+            self.spans.sums_of_kinds(self.whole, self._columns)
 
     def zoom(self, begin: float, end: float) -> None:
         """Set the window, clipped to the whole timeline and no narrower than can be drawn."""
@@ -88,7 +88,7 @@ class TimelineState:
         self.window = self.whole
 
     def react(self, event: dict[str, Any]) -> bool:
-        """Apply a browser event that concerns the window; return False for any other event."""
+        """Apply a message of the browser that changes the window; return False for any other message."""
         if event["type"] == "window":
             begin, end = self.at(float(event["begin"])), self.at(float(event["end"]))
             self.zoom(begin, max(end, begin + (self.whole[1] - self.whole[0]) * _LEAST))
@@ -104,7 +104,7 @@ class TimelineState:
         return first + share * (last - first)
 
     def range_of(self, event: dict[str, Any]) -> tuple[float, float]:
-        """Return the range that was dragged over, or that spans several boxes, in the timeline's unit.
+        """Return the range that a message of the browser selects, in the timeline's unit.
 
         It is narrowed slightly, because the browser's positions have only seven digits.
         """
@@ -118,45 +118,45 @@ class TimelineState:
         return self._events(inside)
 
     def picked(self, box: int) -> tuple[Mask, str] | None:
-        """Return the (events,) mask of a box's events and its title, or None if it stands for no event."""
+        """Return (mask of the events of a box, its title), or None if it stands for no event."""
         if not 0 <= box < len(self.boxes):
             return None
         span = int(self.boxes.span[box])
         if span >= 0:
-            held = np.zeros(len(self.spans), bool)
-            held[span] = True
+            spans = np.zeros(len(self.spans), bool)
+            spans[span] = True
             title = span_texts(self.timeline, np.array([span]))[0]
         else:
             begin, end = self.at(float(self.boxes.begin[box])), self.at(float(self.boxes.end[box]))
             lane = int(self.boxes.lane[box])
-            held = (self.spans.begin < end) & (self.spans.end > begin) & (self.spans.lane == lane)
+            spans = (self.spans.begin < end) & (self.spans.end > begin) & (self.spans.lane == lane)
             if self.shown is not None:
-                held &= self.shown
+                spans &= self.shown
             name = html.plain(self.timeline.lanes[lane], longest=80)
             title = f"{name}, {self.range_text(begin, end)}"
-        mask = self._events(held)
+        mask = self._events(spans)
         return (mask, title) if mask.any() else None
 
     def range_text(self, begin: float, end: float) -> str:
-        """Return a range of the timeline in words: ``from 1.2 ms to 3 ms``."""
+        """Return a range of the timeline as text: ``from 1.2 ms to 3 ms``."""
         return f"from {place(self.timeline, begin)} to {place(self.timeline, end)}"
 
     def show_events(self, mask: Mask | None, kinds: Mask | None = None) -> None:
         """Draw only some of the events; spans that are not events are always drawn.
 
         Args:
-            mask: (events,) mask of the events to draw; None for all.
-            kinds: (kinds,) mask of the kinds in ``mask``, if it contains all events of each; else None.
+            mask: (events,) Mask of the events to draw; None for all.
+            kinds: (kinds,) Mask of the kinds in ``mask``, if it contains all their events; else None.
         """
-        self._kept, self._kinds = mask, kinds if self.spans.in_order and mask is not None else None
-        if mask is None or self.spans.in_order:
+        self._kept, self._kinds = mask, kinds if self.spans.is_event_order and mask is not None else None
+        if mask is None or self.spans.is_event_order:
             self.shown = mask
         else:
             self.shown = mask[self.spans.row] | (self.spans.row < 0)
 
     def cut(self) -> Boxes:
         """Compute the boxes of the window, which `picked` indexes."""
-        # Each new window is added up anew, which pays where one is looked at under several filters.
+        # summing by kinds pays only for a window that is drawn under several filters
         kinds = self._kinds if self.window == self.whole else None
         self.boxes = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
         return self.boxes
@@ -183,6 +183,7 @@ class TimelineState:
         return {"waiting": ends.astype(np.float32).tobytes()} if (ends > cut.begin).any() else {}
 
     def _texts(self, cut: Boxes) -> list[str]:
+        """Return the tooltip of each box; each box is one span."""
         texts = span_texts(self.timeline, cut.span)
         if self._skew is None:
             return texts
@@ -197,7 +198,7 @@ class TimelineState:
         return [max(begin, 0.0), min(end, 1.0)] if begin < 1 and end > 0 else []
 
     def describe(self, mask: Mask) -> str:
-        """Return the size of the selection in words; ``mask``: (events,)."""
+        """Return number, range and bytes of the selected events as text; ``mask``: (events,)."""
         events = self.timeline.tables.events.filter(pl.Series(mask))
         wire, message = (
             format_sum(int(sizes.sum()), sizes.null_count())
@@ -211,6 +212,7 @@ class TimelineState:
         )
 
     def _events(self, spans: Mask) -> Mask:
+        """Return the (events,) mask of the events of a (spans,) mask."""
         rows, held = self.spans.row[spans], self.timeline.held
         mask: Mask = np.zeros(self.timeline.tables.events.height, bool)
         mask[rows[rows >= 0]] = True
@@ -218,7 +220,7 @@ class TimelineState:
         return mask
 
     def labels(self, drawn: Boxes) -> list[str]:
-        """Return the text on each box if spans have labels; empty if the letters of their marks suffice."""
+        """Return the text on each box; an empty list if spans have no labels, or if a box is several spans."""
         labels = self.timeline.spans["label"]
         if not drawn.one_by_one or labels.null_count() == len(labels):
             return []
@@ -234,7 +236,7 @@ class TimelineState:
         first, last = self.window
         ties = self.timeline.ties.filter((pl.col("received") >= first) & (pl.col("sent") <= last))
         if self._kept is not None and len(ties):
-            # an end of a tie that is no event has the index of the appended True: no filter removes it
+            # an end of a tie that is not an event indexes the appended True: no filter removes it
             kept = np.append(self._kept, True)
             ends = ties.select(pl.col("send", "receive").fill_null(len(self._kept))).to_numpy()
             ties = ties.filter(pl.Series(kept[ends].all(axis=1)))
@@ -242,9 +244,14 @@ class TimelineState:
             return []
         lanes = {name: i for i, name in enumerate(self.timeline.lanes[: self.spans.shape[0]])}
         return [
-            [round((sent - first) / (last - first), 6), lanes[of], round((got - first) / (last - first), 6), lanes[to]]
-            for of, sent, to, got, *_ in ties.iter_rows()
-            if of in lanes and to in lanes
+            [
+                round((tie["sent"] - first) / (last - first), 6),
+                lanes[tie["from_lane"]],
+                round((tie["received"] - first) / (last - first), 6),
+                lanes[tie["to_lane"]],
+            ]
+            for tie in ties.iter_rows(named=True)
+            if tie["from_lane"] in lanes and tie["to_lane"] in lanes
         ]
 
 

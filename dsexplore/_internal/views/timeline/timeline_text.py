@@ -1,11 +1,10 @@
-"""A timeline in words: what its axis counts, a line per lane, and a text per span."""
+"""A timeline as text: its title, what its axis counts, a line per lane, and a text per span."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from math import ceil, floor, log10
-from typing import Any
+from functools import cache
+from math import floor
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from dsexplore._internal.analysis.timeline_verdict import WORDS
 from dsexplore._internal.trace.unknown_sizes import format_sum
 from dsexplore._internal.units import format_bytes, format_count, format_seconds
 from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.charts import round_numbers
 from dsexplore._internal.views.timeline.boxes import extent
 
 LEFT_TO_RIGHT = {
@@ -23,7 +23,7 @@ LEFT_TO_RIGHT = {
     "predicted": "predicted time",
     "program order": "program order of one rank, no time",
     "rounds": "earliest order in which the ranks can run, no time",
-    "slots": "time, of which the forward of a microbatch takes 1 and its backward 2",
+    "slots": "time, in units of the forward of a microbatch; its backward takes 2",
 }
 """{`Timeline.order`: what the axis counts}."""
 _LENGTHS = {
@@ -34,12 +34,10 @@ _LENGTHS = {
     "slots": "the time of {} forwards",
 }
 """{`Timeline.order`: what the title says about the length of the axis}."""
-_LINES = 12
-_TICKS = 5
-"""Number of ticks, one more at most."""
-_NEAR = 1e-9
-"""Tolerance within which a position counts as a whole number."""
-_EVENT = ("owner", "cause", "peer", "source")
+_MOST_LINES = 12
+"""Maximal number of lanes that the text lists."""
+_COLUMNS_OF_EVENTS = ("owner", "cause", "peer", "source")
+"""Columns of events that the text of a span contains."""
 
 
 def place(timeline: Timeline, at: float) -> str:
@@ -54,22 +52,12 @@ def is_timed(timeline: Timeline) -> bool:
 
 def ticks(timeline: Timeline, first: float, last: float) -> list[tuple[float, str]]:
     """Return (position, text) of a window's ticks, at round numbers; the position is a fraction of the window."""
-    width = last - first
-    places = [at for at in round_numbers(first, last) if is_timed(timeline) or at == floor(at)] or [float(floor(first))]
-    return [(min(max((at - first) / width, 0.0), 1.0), place(timeline, at)) for at in places]
+    numbers = [at for at in round_numbers(first, last) if is_timed(timeline) or at == floor(at)]
+    places = numbers or [float(floor(first))]
+    return [(min(max((at - first) / (last - first), 0.0), 1.0), place(timeline, at)) for at in places]
 
 
-def round_numbers(first: float, last: float) -> list[float]:
-    """Return some multiples of 1, 2 or 5 times a power of ten from ``first`` to ``last``."""
-    least = (last - first) / _TICKS
-    if least <= 0:
-        return [first]
-    power = 10.0 ** floor(log10(least))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - _NEAR))
-    return [step * number for number in range(ceil(first / step - _NEAR), floor(last / step + _NEAR) + 1)]
-
-
-def whole(timeline: Timeline) -> str:
+def title_text(timeline: Timeline) -> str:
     """Return the title of the drawing, in one line."""
     if timeline.spans.is_empty():
         return "Timeline: nothing was sent"
@@ -80,7 +68,7 @@ def whole(timeline: Timeline) -> str:
 
 
 def _what(timeline: Timeline) -> str:
-    """Return what spans are that are no collectives."""
+    """Return what the spans are if they are not collectives."""
     of_stages = timeline.spans["label"].null_count() < timeline.spans.height
     return "a pipeline's stages" if of_stages else format_count(timeline.spans.height, "part")
 
@@ -95,43 +83,44 @@ def axis_text(timeline: Timeline) -> str:
 
 
 def timeline_text(timeline: Timeline) -> str:
-    """Return the timeline as text: the unit of its axis, and a line per lane."""
+    """Return the timeline as text: title, verdict, and a line per lane."""
     notes = [f"  {html.plain(line, longest=600)}" for line in timeline.lines()]
-    return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
+    return "\n".join([title_text(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
 
 
 def lane_totals(timeline: Timeline) -> dict[str, str]:
-    """Return {lane: number and bytes of its collectives, in words}."""
+    """Return {lane: number and bytes of its collectives as text}; the number of its spans if it has none."""
     unknown = (pl.col("bytes").is_null() & pl.col("row").is_not_null()).sum().alias("unknown")
     of_disk = (pl.col("mark") == DISK).any().alias("of_disk")
     totals = timeline.spans.group_by("lane").agg(
         pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum(), unknown, of_disk
     )
-    words = WORDS[timeline.sizes]
-    return {
-        lane: f"{format_count(events, 'collective')}, {format_sum(size, unknown)} {words}"
-        if events
-        else f"{format_count(count, 'transfer')}, {format_bytes(size)}"
-        if of_disk
-        else format_count(count, "span")
-        for lane, count, events, size, unknown, of_disk in totals.iter_rows()
-    }
+    texts = {}
+    for row in totals.iter_rows(named=True):
+        if row["events"]:
+            sizes = f"{format_sum(row['bytes'], row['unknown'])} {WORDS[timeline.sizes]}"
+            texts[row["lane"]] = f"{format_count(row['events'], 'collective')}, {sizes}"
+        elif row["of_disk"]:
+            texts[row["lane"]] = f"{format_count(row['len'], 'transfer')}, {format_bytes(row['bytes'])}"
+        else:
+            texts[row["lane"]] = format_count(row["len"], "span")
+    return texts
 
 
 def _lane_lines(timeline: Timeline) -> list[str]:
     """Return a line per lane: number and bytes of its collectives."""
     totals = lane_totals(timeline)
-    lines = [f"{html.plain(lane, longest=60)}: {totals[lane]}" for lane in timeline.lanes[:_LINES]]
-    more = len(timeline.lanes) - _LINES
+    lines = [f"{html.plain(lane, longest=60)}: {totals[lane]}" for lane in timeline.lanes[:_MOST_LINES]]
+    more = len(timeline.lanes) - _MOST_LINES
     return [*lines, f"… and {more:,} more lanes"] if more > 0 else lines
 
 
 def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
-    """Return spans in words: op, module, bytes, position, and the line that issued each.
+    """Return spans as text: op, module, bytes, position, and the line that issued each.
 
     Args:
-        timeline: the timeline that holds the spans.
-        at: (n,) row indices in `Timeline.spans`.
+        timeline: Timeline that holds the spans.
+        at: (n,) Row indices in `Timeline.spans`.
     """
     if not len(at):
         return []
@@ -139,18 +128,20 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     events = timeline.tables.events
     rows = spans["row"].to_list()
     with_row = [row for row in rows if row is not None]
-    columns = {name: iter(events[name].gather(with_row).to_list()) for name in _EVENT} if with_row else {}
+    columns = {name: iter(events[name].gather(with_row).to_list()) for name in _COLUMNS_OF_EVENTS} if with_row else {}
     words, timed = WORDS[timeline.sizes], is_timed(timeline)
     messages = _messages(timeline, at)
-    plain = _once(lambda text: html.plain(text, longest=90))
-    sized = _once(lambda size: f"{format_bytes(size)} {words}")
+    plain = cache(lambda text: html.plain(text, longest=90))  # names and sizes repeat from span to span
+    sized = cache(lambda size: f"{format_bytes(size)} {words}")
     texts = []
     for span, (name, mark, size, begin, end, row) in zip(at.tolist(), spans.iter_rows(), strict=True):
-        unsized = "" if row is None else format_bytes(None)
-        size_text = unsized if size is None else format_bytes(size) if mark == DISK else sized(size)
+        if size is None:
+            size_text = "" if row is None else format_bytes(None)
+        else:
+            size_text = format_bytes(size) if mark == DISK else sized(size)
         parts = [plain(name), plain(mark), size_text, messages.get(span, "")]
         if row is not None:
-            owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
+            owner, cause, peer, source = (next(columns[column]) for column in _COLUMNS_OF_EVENTS)
             from_peer = "" if peer is None else f"peer rank {peer}"
             parts += [plain(owner), plain(cause), from_peer, plain(source.partition(" ← ")[0])]
         since = place(timeline, begin)
@@ -160,7 +151,7 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
 
 
 def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
-    """Return {span: messages that it sends and receives, and the line that issued them}, for spans that hold some."""
+    """Return {span: the messages that it sends and receives, with their source line}, for spans that hold messages."""
     held = timeline.held.filter(pl.col("span").is_in(at.tolist()))
     if held.is_empty():
         return {}
@@ -175,15 +166,3 @@ def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
             source,
         ]
     return {span: " · ".join(dict.fromkeys(filter(None, parts))) for span, parts in texts.items()}
-
-
-def _once(make: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Return the same function with a cache, because names and sizes repeat from span to span."""
-    made: dict[Any, str] = {}
-
-    def text(given: Any) -> str:
-        if given not in made:
-            made[given] = make(given)
-        return made[given]
-
-    return text

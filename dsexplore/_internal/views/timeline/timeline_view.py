@@ -34,30 +34,30 @@ class TimelineView(View):
         return timeline_text(self._concluded)
 
     def html(self) -> str:
-        """Return the drawing as HTML; of ranks whose times were measured, also who waits for whom.
+        """Return the drawing as HTML; for ranks with measured times, also who waits for whom.
 
-        Simulated stages of a pipeline are drawn by its schedule, since the order of their messages does not show how
-        long they wait.
+        Simulated stages of a pipeline are drawn by their schedule, because the order of their messages does not show
+        how long they wait.
         """
-        late, stages = self._who_waits, self._stages
+        skew, stages = self._skew, self._stages
         if stages is not None:
             order = html.details("In what order the ranks send", drawing(self._timeline))
             return html.fragment(f"{title_html(stages)}{drawing(stages)}{order}", STYLE)
-        if late is None:
+        if skew is None:
             return timeline_html(self._concluded)
-        is_all = skew_view.window(late).collectives == late.arrivals["instance"].n_unique()
-        further = self._further(late)
-        is_all &= all(map(is_rank, {*self._timeline.lanes} - {lane.of for lane in further}))
-        waiting = html.fragment(skew_view.drawing(late, further=further if is_all else ()), skew_view.STYLE)
-        if not is_all:
-            return timeline_html(self._concluded) + waiting
-        return html.fragment(title_html(self._concluded)) + waiting
+        io_lanes = self._io_lanes(skew)
+        other_lanes = {*self._timeline.lanes} - {lane.timeline_lane for lane in io_lanes}
+        draws_all_collectives = skew_view.window(skew).collectives == skew.arrivals["instance"].n_unique()
+        if draws_all_collectives and all(map(is_rank, other_lanes)):  # then the skew shows all that the timeline does
+            waiting = html.fragment(skew_view.drawing(skew, further=io_lanes), skew_view.STYLE)
+            return html.fragment(title_html(self._concluded)) + waiting
+        return timeline_html(self._concluded) + html.fragment(skew_view.drawing(skew), skew_view.STYLE)
 
-    def _further(self, late: Skew) -> list[skew_view.Lane]:
-        """Return the lanes of reads, writes and waits for them, on the time scale of the skew."""
-        spans = self._timeline.spans
-        events, colors = spans.filter(pl.col("row").is_not_null()), {c.name: c.fill for c in colors_of(self._timeline)}
-        shift = late.arrivals.select(pl.col("begin").min()).item() - events.select(pl.col("begin").min()).item()
+    def _io_lanes(self, skew: Skew) -> list[skew_view.Lane]:
+        """Return the lanes of reads and writes and of waiting for them, on the time scale of the skew."""
+        spans, colors = self._timeline.spans, {color.name: color.fill for color in colors_of(self._timeline)}
+        events = spans.filter(pl.col("row").is_not_null())
+        shift = skew.arrivals.select(pl.col("begin").min()).item() - events.select(pl.col("begin").min()).item()
         times = pl.struct(pl.col("begin") + shift, pl.col("end") - pl.col("begin"))
         of_lane = spans.filter(pl.col("row").is_null()).group_by("lane", "mark", maintain_order=True).agg(times)
         return [
@@ -67,17 +67,17 @@ class TimelineView(View):
 
     @cached_property
     def _concluded(self) -> Timeline:
-        """Timeline with its verdict as a text; that of the stages if it is a pipeline's."""
+        """The timeline with its verdict as `Timeline.conclusion`; with the verdict of the stages for a pipeline."""
         return replace(self._timeline, conclusion=(self._stages or self._timeline).verdict())
 
     @property
-    def _who_waits(self) -> Skew | None:
-        """Skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
+    def _skew(self) -> Skew | None:
+        """Skew of the ranks; None if the lanes are not ranks, or if no times were measured."""
         return self._timeline.drawn.who_waits()
 
     @cached_property
     def _stages(self) -> Timeline | None:
-        """Timeline of the pipeline whose ranks the lanes are; None if there is none, or times were measured."""
+        """Timeline of the pipeline's stages; None without a pipeline, or if times were measured."""
         tables = self._timeline.tables
         is_pipeline = self._timeline.order == "rounds" and read_schedule(tables.info.schedule) is not None
         return stage_timeline(tables) if is_pipeline else None

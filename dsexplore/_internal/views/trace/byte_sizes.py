@@ -16,54 +16,47 @@ from dsexplore._internal.trace.unknown_sizes import format_sum
 Sizes = npt.NDArray[np.float64]
 
 WIRE, MESSAGE = "wire", "message"
-COLUMNS = {WIRE: "wire_bytes", MESSAGE: "message_bytes"}
-"""{value of ``sizes``: column of the events that is summed}."""
+_COLUMN_OF = {WIRE: "wire_bytes", MESSAGE: "message_bytes"}
 WORDS = {
     WIRE: "wire bytes, the least that a rank must send",
     MESSAGE: "message bytes, the whole buffer of each collective",
 }
+"""{value of ``sizes``: its explanation}."""
 
 
 def signed(sizes: Sizes, unknown: npt.NDArray[Any] | None) -> Sizes:
-    """Return sums of bytes as numbers whose sign says if sizes are missing: −x is at least x, and −0 wholly unknown.
+    """Return sums of bytes, negated where sizes are missing: −x means at least x, −0 means that no size is known.
 
-    ``unknown``: how many sizes are unknown in each sum; None for none in any.
+    Args:
+        sizes: Sums of bytes.
+        unknown: Number of unknown sizes in each sum; None if all sizes are known.
     """
     return sizes if unknown is None else np.where(unknown > 0, -sizes, sizes)
 
 
 def size_text(size: float) -> str:
-    """Return one of the numbers of `signed` as text."""
+    """Return a number of `signed` as text."""
     return format_sum(abs(size), is_partial(size))
 
 
 def is_partial(size: float) -> bool:
-    """Return True if sizes are missing in one of the numbers of `signed`."""
+    """Return True if sizes are missing in a number of `signed`."""
     return math.copysign(1.0, size) < 0
-
-
-def check_sizes(sizes: str) -> None:
-    """Check a value of ``sizes``.
-
-    Raises:
-        UsageError: it is neither ``"wire"`` nor ``"message"``.
-    """
-    if sizes not in COLUMNS:
-        raise UsageError(f"sizes={sizes!r}: no such sizes; they are {', '.join(map(repr, COLUMNS))}")
 
 
 def column_of(sizes: str) -> str:
     """Return the column of the events that is summed for a value of ``sizes``.
 
     Raises:
-        UsageError: no such sizes.
+        UsageError: The value is neither ``"wire"`` nor ``"message"``.
     """
-    check_sizes(sizes)
-    return COLUMNS[sizes]
+    if sizes not in _COLUMN_OF:
+        raise UsageError(f"sizes={sizes!r}: no such sizes; they are {', '.join(map(repr, _COLUMN_OF))}")
+    return _COLUMN_OF[sizes]
 
 
 def bytes_summed(tables: Tables, sizes: str) -> str:
-    """Return which bytes are summed over what: ``wire bytes, of rank 0 in one step``."""
+    """Return the kind of bytes, and what they are summed over: ``wire bytes, of rank 0 in one step``."""
     return f"{sizes} bytes, {summed_over(tables)}"
 
 

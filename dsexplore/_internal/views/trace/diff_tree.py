@@ -1,4 +1,4 @@
-"""The joined module tree of two traces: A's bars left of an axis, B's right of it, on one scale, and the changes."""
+"""The joined module tree of two traces, A and B: bars of both on one scale, and the changes from A to B."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from dsexplore._internal.views.trace.pivot import Sizes
 from dsexplore._internal.views.trace.time_columns import seconds_cell, step_seconds
 
 _MOST_ROWS = 16
-_EXACT = 2
-"""Number of decimals that sums are rounded to, so that sums of means of equal bytes compare equal."""
+_DECIMALS = 2
+"""Decimals to which sums are rounded, so that means of equal bytes compare equal."""
 
 STYLE = (
     outline.STYLE
@@ -46,27 +46,27 @@ background:linear-gradient(var(--dsx-fg),var(--dsx-fg)) center/2px 100% no-repea
 )
 
 _TIMES = (
-    ("time A (pred.)", "predicted seconds of the first trace: compute, idle and what is exposed", ""),
+    ("time A (pred.)", "predicted seconds of the first trace: compute, idle, and exposed communication", ""),
     ("time B (pred.)", "predicted seconds of the second trace", ""),
     ("± time (pred.)", "predicted seconds of B less those of A", "delta"),
 )
 
 
 class _Change(NamedTuple):
-    """A row of the difference of one module."""
+    """The collectives of one op, axis and phase of a module, in both traces, per rank and step."""
 
     op: str
     axis: str
     phase: str
-    calls: float
+    calls_before: float
     calls_after: float
-    bytes: float
+    bytes_before: float
     bytes_after: float
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One trace's traffic per rank and step, by row of the joined tree; includes the modules inside."""
+    """What one trace sends per rank and step, by row of the joined tree; includes the modules inside."""
 
     count: Sizes
     """(modules,) number of collectives in steps."""
@@ -79,7 +79,15 @@ class _Side:
 
 
 class DiffRows:
-    """Rows of two traces' joined tree that differ, as an `outline.Source`; numbers are per rank and step."""
+    """The rows of the joined tree in which two traces differ, as an `outline.Source`; per rank and step.
+
+    Args:
+        diff: The two traces.
+        difference: What differs between them.
+        sizes: Bytes to show, ``"wire"`` or ``"message"``.
+        anchors: {module: id of its row, for links to it}.
+        predictions: Predictions of both traces, or none.
+    """
 
     def __init__(
         self,
@@ -118,7 +126,7 @@ class DiffRows:
         ]
         return [
             (f"{self._kind} A", f"{self._kind} bytes of the first trace{inside}", ""),
-            ("A ┃ B", "both on one scale, by axis: A to the left of the spine, B to the right", "spine"),
+            ("A ┃ B", "both on one scale, by axis: A to the left of the line, B to the right", "spine"),
             (f"{self._kind} B", f"{self._kind} bytes of the second trace{inside}", ""),
             (f"± {self._kind}", f"{self._kind} bytes of B less those of A", "delta"),
             ("count A", f"collectives of the first trace{inside}", ""),
@@ -156,8 +164,8 @@ class DiffRows:
         sizes = float(a.bytes[row]) * times, float(b.bytes[row]) * times
         axes = [(float(x) * times, float(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
         apart = [(float(a.apart[phase, row]) * times, float(b.apart[phase, row]) * times) for phase in self._apart]
-        sent = any((*counts, *(size for both in apart for size in both)))
-        same_totals = sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
+        is_sent = any((*counts, *(size for both in apart for size in both)))
+        same_totals = is_sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
         return (
             name
             + outline.number_cell(sizes[0], format_bytes)
@@ -184,30 +192,43 @@ class DiffRows:
         return f'<span class="sides">{"".join(bars)}</span>'
 
     def inside(self, row: int, times: int) -> str:
-        """Return a table of the module's own collectives that differ."""
+        """Return a table of the collectives of the module itself that differ."""
         changes = self._changes.get(self.tree.names[row], ())
         if not changes:
             return ""
-        per_call = ", each" if times > 1 else ""
+        per_module = ", each" if times > 1 else ""
         columns = (
-            text("", lambda change: _sign((change.bytes, change.calls), (change.bytes_after, change.calls_after))),
+            text("", _sign_of),
             text("collective", lambda change: html.name(change.op, longest=60)),
             text("axis", lambda change: html.name(change.axis or "–", longest=60)),
             text("phase", lambda change: html.escape(change.phase)),
-            Column(f"count{per_call}", lambda change: _both(change.calls, change.calls_after, count_text)),
-            Column(f"bytes{per_call}", lambda change: _both(change.bytes, change.bytes_after, format_bytes)),
-            Column(f"± bytes{per_call}", _more_bytes),
+            Column(f"count{per_module}", lambda change: _both(change.calls_before, change.calls_after, count_text)),
+            Column(f"bytes{per_module}", lambda change: _both(change.bytes_before, change.bytes_after, format_bytes)),
+            Column(f"± bytes{per_module}", _more_bytes),
         )
         drawn = table(columns, changes[:_MOST_ROWS], hidden=len(changes) - _MOST_ROWS)
         return outline.of_each(self.tree.names[row], times, drawn)
 
 
+def _sign_of(change: _Change) -> str:
+    """Return the sign of a change of bytes, or, where these are equal, of calls."""
+    return _sign((change.bytes_before, change.calls_before), (change.bytes_after, change.calls_after))
+
+
 def _more_bytes(change: _Change) -> str:
-    return signed_bytes(change.bytes_after - change.bytes) if change.bytes != change.bytes_after else ""
+    more = change.bytes_after - change.bytes_before
+    return signed_bytes(more) if more else ""
 
 
 def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
-    """Return one trace's numbers by row of the tree, from the rows of the difference."""
+    """Return one trace's numbers by row of the tree.
+
+    Args:
+        tree: The joined tree.
+        rows: `PlanDifference.to_frame`.
+        size: Column of bytes, without the suffix that names the trace.
+        when: That suffix, ``"before"`` or ``"after"``.
+    """
     in_steps = rows.select(IN_STEPS.alias("in")).to_series().to_numpy()
     row = np.array([tree.row_of[name] for name in rows["module"]], np.int64)
     axis = tree.columns_of(rows["axis"].to_list())
@@ -220,11 +241,12 @@ def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
         np.add.at(sums[place], row, sizes * (rows["phase"] == phase).to_numpy())
     if len(row):
         np.add.at(sums[first_axis:], (axis, row), sizes * in_steps)
-    below = np.round(tree.with_children(sums), _EXACT)
-    return _Side(below[0], below[1], below[first_axis:], below[2:first_axis])
+    below = np.round(tree.with_children(sums), _DECIMALS)
+    return _Side(count=below[0], bytes=below[1], axes=below[first_axis:], apart=below[2:first_axis])
 
 
 def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...]]:
+    """Return {module: the changes of its own collectives}; ``size`` is the column of bytes without a suffix."""
     by_module: dict[str, list[_Change]] = {}
     numbers = [f"{name}_{when}" for name in (SIZES[0], size) for when in ("before", "after")]
     for module, *change in changes.select("module", "op", "axis", "phase", *numbers).iter_rows():
@@ -249,19 +271,28 @@ def key() -> str:
 
 
 def _sign(before: Any, after: Any) -> str:
-    kind, shown = ("more", "+") if after > before else ("less", "−") if after < before else ("both", "±")
-    return f'<span class="sign {kind}">{shown}</span>'
+    """Return "+", "−" or "±" in the color of more, less, or a change of equal amounts."""
+    if after > before:
+        return '<span class="sign more">+</span>'
+    return f'<span class="sign {"less" if after < before else "both"}">{"−" if after < before else "±"}</span>'
 
 
-def _delta(before: float, after: float, write: Callable[[float], str], same_totals: bool) -> str:
-    """Return the cell of a change with its sign; ``moved``: the sum is equal, but the collectives in it are not."""
-    if before == after:
-        return outline.cell(_sign(0, 0) if same_totals else "–", "delta" if same_totals else "delta z")
-    return outline.cell(f"{_sign(before, after)} {write(abs(after - before))}", "delta")
+def _delta(before: float, after: float, format_value: Callable[[float], str], same_totals: bool) -> str:
+    """Return the cell of a change with its sign.
+
+    Args:
+        before: Number of the first trace.
+        after: Number of the second trace.
+        format_value: Writes the amount of the change.
+        same_totals: Whether both traces send the same amounts in this row, by different collectives.
+    """
+    if before != after:
+        return outline.cell(f"{_sign(before, after)} {format_value(abs(after - before))}", "delta")
+    return outline.cell(_sign(0, 0), "delta") if same_totals else outline.cell("–", "delta z")
 
 
-def _both(before: float, after: float, write: Callable[[float], str]) -> str:
-    return f"{write(before)} → {write(after)}" if before != after else write(before)
+def _both(before: float, after: float, format_value: Callable[[float], str]) -> str:
+    return f"{format_value(before)} → {format_value(after)}" if before != after else format_value(before)
 
 
 def signed_bytes(size: float) -> str:

@@ -1,4 +1,4 @@
-"""The view of a `TraceDiff`: the difference in words, as two bars, as one joined tree, and on one time scale."""
+"""The view of a `TraceDiff`: sentences, a bar per trace, the joined module tree, and both on one time scale."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class TraceDiffView(View):
         """Return the sentences, the differing part of the joined tree, findings, and both traces on one time scale.
 
         Args:
-            budget: approximate size in bytes; the tree gets what the other parts leave.
-            sizes: which bytes the tree shows, ``"wire"`` or ``"message"``.
-            hardware: machine for which the tree shows predicted seconds of both traces.
+            budget: Approximate size in bytes; the tree gets what the other parts leave.
+            sizes: Which bytes the tree shows, ``"wire"`` or ``"message"``.
+            hardware: Machine for which the tree shows predicted seconds of both traces.
         """
         column_of(sizes)
         head = f"<p>Trace diff: {html.escape(_totals(self._diff, self._difference), longest=0)}</p>"
@@ -87,20 +87,20 @@ class TraceDiffView(View):
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
             return html.fragment(head + html.note(SAME))
-        said = diff_tree.key() + self._sizes_note(sizes)
+        legend = diff_tree.key() + self._sizes_note(sizes)
         ids = {sentence.about: anchor for sentence, anchor in names.items()}
         below = self._findings(ids.get("finding", "")) + self._in_time(ids.get("time", ""))
-        around = head + _headline(self._difference, names, rows.tree.axes) + said + below
+        around = head + _headline(self._difference, names, rows.tree.axes) + legend + below
         room = max(budget - len(html.fragment(around, STYLE).encode()), _LEAST)
         drawn = outline.outline(rows, rows.titles(), room, "module tree of the differences", _SMALL)
         drawn_names = {
-            sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.left.values()
+            sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.unused.values()
         }
-        head += _headline(self._difference, drawn_names, rows.tree.axes) + said
+        head += _headline(self._difference, drawn_names, rows.tree.axes) + legend
         cut = (
             "Not everything is drawn: <code>to_frame()</code> has every row, <code>to_html(path)</code> draws more."
             if drawn.hidden or drawn.closed
-            else "Modules that are the same in both are left out."
+            else "Modules that are the same in both are not shown."
         )
         tree = f'<div id="{ids["axes"]}">{drawn.html}</div>' if "axes" in ids else drawn.html
         drawn_view = html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
@@ -110,8 +110,8 @@ class TraceDiffView(View):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
-            hardware: machine for which the tree shows predicted seconds of both traces; see `Trace.predict`.
+            sizes: Which bytes are shown, ``"wire"`` or ``"message"``.
+            hardware: Machine for which the tree shows predicted seconds of both traces; see `Trace.predict`.
         """
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, hardware))
 
@@ -121,11 +121,11 @@ class TraceDiffView(View):
         ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
 
         Args:
-            lanes: as in `TraceDiff.timeline`.
-            color_by: as in `TraceDiff.timeline`.
+            lanes: What gets a lane, see `TraceDiff.timeline`.
+            color_by: What gets a color, see `TraceDiff.timeline`.
 
         Raises:
-            UsageError: no such lanes or color_by.
+            UsageError: There are no such lanes, or no such ``color_by``.
         """
         from dsexplore._internal.views.trace.diff_explorer import DiffExplorer  # anywidget is loaded when asked for
 
@@ -143,23 +143,19 @@ class TraceDiffView(View):
         means = self._difference.means
         return (
             f'<p class="dim">Sizes are {WORDS[sizes]}, per rank and step{f" ({means})" if means else ""}; those of '
-            f"{' and '.join(OUTSIDE_STEPS)} are per rank and in columns of their own only. "
+            f"{' and '.join(OUTSIDE_STEPS)} are per rank, and only in their own columns. "
             f'<code>to_html(path, sizes="{other}")</code> shows the others.</p>'
         )
 
     def _findings(self, anchor: str) -> str:
         """Return sections of the findings that only one trace has; ``anchor`` is the id of the first section."""
-        sides = (("B", self._difference.findings_new), ("A", self._difference.findings_gone))
-        ids = iter([anchor])
-        return "".join(
-            drawings.part(
-                f"Findings of {side} alone: {len(findings):,}{PER}",
-                f"<div>{findings_table(findings, _MOST_FINDINGS)}</div>",
-                anchor=next(ids, ""),
-            )
-            for side, findings in sides
-            if len(findings)
-        )
+        sections = ""
+        for side, findings in (("B", self._difference.findings_new), ("A", self._difference.findings_gone)):
+            if len(findings):
+                title = f"Findings of {side} alone: {len(findings):,}{PER}"
+                body = f"<div>{findings_table(findings, _MOST_FINDINGS)}</div>"
+                sections += drawings.part(title, body, anchor="" if sections else anchor)
+        return sections
 
     def _in_time(self, anchor: str) -> str:
         """Return a section with the last step of both traces, one above the other."""
@@ -214,27 +210,28 @@ def _headline(difference: PlanDifference, names: Mapping[DifferenceSentence, str
 
 
 def _bars(difference: PlanDifference, axes: list[str]) -> str:
-    """Return one bar per trace on one scale, wire bytes per rank and step by axis, and the numbers of each axis."""
-    held = []
+    """Return one bar per trace on one scale, of wire bytes per rank and step by axis, and the bytes of each axis."""
+    sums_of_sides = []
     for side in (difference.before, difference.after):
         sums = dict.fromkeys(axes, 0.0)
         for axis, size in side.to_frame().select("axis", "wire_bytes").iter_rows():
             name = axis or NO_AXIS
             sums[name if name in sums else OTHER_AXES] += size
-        held.append(sums)
-    top = max(sum(sums.values()) for sums in held)
+        sums_of_sides.append(sums)
+    before, after = sums_of_sides
+    top = max(sum(before.values()), sum(after.values()))
     if not top:
         return ""
     marks = {axis: (f"a{axis_number(axis)}", html.escape(axis_mark(axis).letter)) for axis in axes}
     rows = "".join(
         f"<b>{name}</b>{html.stacked_bar(((*marks[axis], size, '') for axis, size in sums.items()), top)}"
         f"<span>{format_bytes(sum(sums.values()))}</span> "
-        for name, sums in zip("AB", held, strict=True)
+        for name, sums in (("A", before), ("B", after))
     )
     words = " · ".join(
-        f"{html.axis_key(axis, longest=40)} {format_bytes(held[0][axis])} → {format_bytes(held[1][axis])}"
+        f"{html.axis_key(axis, longest=40)} {format_bytes(before[axis])} → {format_bytes(after[axis])}"
         for axis in axes
-        if held[0][axis] or held[1][axis]
+        if before[axis] or after[axis]
     )
     return (
         f'<div class="plans">{rows}</div>'
@@ -243,7 +240,7 @@ def _bars(difference: PlanDifference, axes: list[str]) -> str:
 
 
 def _steps(both: tuple[Prediction, ...]) -> str:
-    """Return a sentence on the predicted step times, or ``""`` if nothing is predicted."""
+    """Return a sentence on the predicted step times; ``both`` is empty if nothing is predicted."""
     if not both:
         return ""
     before, after = both
@@ -255,7 +252,7 @@ def _steps(both: tuple[Prediction, ...]) -> str:
 
 
 def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
-    """Return collectives, wire bytes and message bytes in steps, those of phases outside steps, and per what."""
+    """Return the changes of collectives and bytes in steps, what they are per, and the changes outside steps."""
     sides = difference.before, difference.after
     frames = [side.to_frame().select("count", "wire_bytes", "message_bytes").sum() for side in sides]
     (count, wire, message), (counts, wires, messages) = (frame.row(0) for frame in frames)
@@ -274,34 +271,27 @@ def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
 
 
 def what_differs(diff: TraceDiff) -> str:
-    """Return in what the programs differ beside what they send: mesh, ranks, modules and parameters."""
-    before, after = diff.before.tables, diff.after.tables
-    changes = [
-        f"{what} {old} → {new}"
-        for what, old, new in (
-            (
-                "mesh",
-                html.plain(before.info.mesh or "none", longest=60),
-                html.plain(after.info.mesh or "none", longest=60),
-            ),
-            ("ranks", f"{before.info.world_size:,}", f"{after.info.world_size:,}"),
-            ("modules", f"{before.modules.height:,}", f"{after.modules.height:,}"),
-            ("parameters", _parameter_bytes(before), _parameter_bytes(after)),
-        )
-        if old != new
-    ]
-    same = "From A to B mesh, ranks, modules and parameters are the same: the calls differ."
-    return f"From A to B: {', '.join(changes)}." if changes else same
+    """Return a sentence on how mesh, ranks, modules and parameters differ."""
+    before, after = _program(diff.before.tables), _program(diff.after.tables)
+    changes = [f"{name} {before[name]} → {after[name]}" for name in before if before[name] != after[name]]
+    if not changes:
+        return "A and B have the same mesh, ranks, modules and parameters: only the calls differ."
+    return f"From A to B: {', '.join(changes)}."
 
 
-def _parameter_bytes(tables: Tables) -> str:
-    """Return how large the whole parameters are, each counted once."""
-    once = tables.parameters.filter(pl.col("shared_with") == "").unique("name")
-    return format_bytes(int(once["global_bytes"].sum()))
+def _program(tables: Tables) -> dict[str, str]:
+    """Return mesh, ranks, modules, and the size of all parameters, each counted once, as texts."""
+    parameters = tables.parameters.filter(pl.col("shared_with") == "").unique("name")
+    return {
+        "mesh": html.plain(tables.info.mesh or "none", longest=60),
+        "ranks": f"{tables.info.world_size:,}",
+        "modules": f"{tables.modules.height:,}",
+        "parameters": format_bytes(int(parameters["global_bytes"].sum())),
+    }
 
 
 def _per_text(diff: TraceDiff, difference: PlanDifference) -> str:
-    """Return what the totals are per, in words."""
+    """Return what the totals are summed over, or per what they are means."""
     before, after = (summed_over(trace.tables) for trace in (diff.before, diff.after))
     if not difference.means:
         return before if before == after else f"A {before}, B {after}"

@@ -1,4 +1,4 @@
-"""Bars and heatmaps as HTML, with their numbers as text."""
+"""Sections, bars and heatmaps as HTML, with their numbers as text."""
 
 from __future__ import annotations
 
@@ -30,58 +30,56 @@ def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
     """
     if not body:
         return ""
-    held = f'<div id="{anchor}">{body}</div>' if anchor else body
-    return f'<details class="part"{" open" * opened}><summary>{html.escape(title)}</summary>{held}</details>'
+    content = f'<div id="{anchor}">{body}</div>' if anchor else body
+    state = " open" if opened else ""
+    return f'<details class="part"{state}><summary>{html.escape(title)}</summary>{content}</details>'
 
 
 def phase_key(phases: Sequence[str]) -> str:
     """Return the legend: letter, color and name of each phase."""
-    return (
-        '<p class="dim">'
-        + " ".join(
-            f'<span class="key p{_INDEX.get(p, _OTHER)}">{phase_mark(p).letter}</span> {html.escape(p)}' for p in phases
-        )
-        + "</p>"
+    keys = (
+        f'<span class="key p{_INDEX.get(phase, _OTHER)}">{phase_mark(phase).letter}</span> {html.escape(phase)}'
+        for phase in phases
     )
+    return html.note(" ".join(keys))
 
 
-def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "") -> str:
-    """Return a table whose cells are shaded by value and contain the value."""
+def heatmap(grid: Grid, format_value: Callable[[float], str], corner: str = "") -> str:
+    """Return a table whose cells are shaded by value and contain the value; ``corner``: title of the row names."""
     if not grid.rows or not grid.columns:
         return ""
     top = float(grid.values.max()) or 1.0
-    head = "".join(f'<th scope="col">{html.name(c, longest=32)}</th>' for c in grid.columns)
-    body = "".join(
-        f'<tr><th scope="row">{html.parted(row, longest=96)}</th>'
-        + "".join(_heat_cell(float(v), top, write) for v in values)
-        + "</tr>"
-        for row, values in zip(grid.rows, grid.signed_values, strict=True)
-    )
+    head = "".join(f'<th scope="col">{html.name(column, longest=32)}</th>' for column in grid.columns)
+    body = ""
+    for row, values in zip(grid.rows, grid.signed_values.tolist(), strict=True):
+        cells = "".join(_heat_cell(value, top, format_value) for value in values)
+        body += f'<tr><th scope="row">{html.parted(row, longest=96)}</th>{cells}</tr>'
     return (
         '<div class="scroll" tabindex="0"><table class="heat"><thead><tr>'
         f'<th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{scale(top, write) if grid.values.max() > 0 else ''}"
+        f"<tbody>{body}</tbody></table></div>{scale(top, format_value) if grid.values.max() > 0 else ''}"
     )
 
 
-def scale(top: float, write: Callable[[float], str]) -> str:
+def scale(top: float, format_value: Callable[[float], str]) -> str:
     """Return the color bar of a heatmap, from 0 to its largest value."""
     cells = "".join(f'<span style="{heat(_shade(i, 6))}"></span>' for i in range(7))
-    return f'<p class="dim scale">0 <span>{cells}</span> {write(top)}</p>'
+    return f'<p class="dim scale">0 <span>{cells}</span> {format_value(top)}</p>'
 
 
-def _heat_cell(value: float, top: float, write: Callable[[float], str]) -> str:
+def _heat_cell(value: float, top: float, format_value: Callable[[float], str]) -> str:
+    """Return a cell with a number of `byte_sizes.signed`; ``top``: value of the darkest shade."""
     if not value:
-        return f'<td class="dim">{write(value) if is_partial(value) else "–"}</td>'
-    return f'<td style="{heat(_shade(abs(value), top))}">{write(value)}</td>'
+        return f'<td class="dim">{format_value(value) if is_partial(value) else "–"}</td>'
+    return f'<td style="{heat(_shade(abs(value), top))}">{format_value(value)}</td>'
 
 
 def _shade(value: float, top: float) -> int:
-    """Return the percentage of the hue of bytes and time that a value has."""
+    """Return the shade of a value, in percent of the hue of bytes and time."""
     return round(45 * value / top)
 
 
 def phase_bar(parts: Sequence[tuple[str, float]], top: float) -> str:
-    """Return a bar split by phase; ``parts``: (phase, value)."""
+    """Return a bar split by phase; ``parts``: (phase, value); ``top``: value of a bar as wide as its column."""
     marked = ((f"p{_INDEX.get(phase, _OTHER)}", phase_mark(phase).letter, value, "") for phase, value in parts)
     return html.stacked_bar(marked, top)

@@ -84,9 +84,9 @@ class EventCodes:
     """The events of a trace, encoded for filtering and for sums by module.
 
     Args:
-        tables: tables of the trace.
-        tree: module tree that contains all owners of events; by default that of ``tables``.
-        sizes: which bytes are summed, ``"wire"`` or ``"message"``.
+        tables: Tables of the trace.
+        tree: Module tree that contains all owners of events; by default that of ``tables``.
+        sizes: Which bytes are summed, ``"wire"`` or ``"message"``.
 
     Raises:
         UsageError: ``sizes`` is neither of these.
@@ -272,9 +272,9 @@ class EventCodes:
         """Return bytes by place in the model and axis; `OUTSIDE_STEPS` have own columns.
 
         Args:
-            sums: of the events that are shown.
-            rows: only modules of these rows of the tree; None for all.
-            unknown: how many of these events are of unknown size; None for none.
+            sums: Of the events that are shown.
+            rows: Only modules of these rows of the tree; None for all.
+            unknown: How many of these events are of unknown size; None for none.
         """
         names = self._places.labels
         axes = [*(label or NO_AXIS for label in self.facets["axis"].labels), *OUTSIDE_STEPS]

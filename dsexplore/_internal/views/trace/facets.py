@@ -25,7 +25,7 @@ class Facet:
     codes: npt.NDArray[np.integer[Any]]
 
     def test(self, wanted: Any) -> npt.NDArray[np.bool_]:
-        """Return the mask of rows whose value is ``wanted``, or one of a list of values."""
+        """Return the mask of rows whose value is ``wanted``, or is in ``wanted`` if that is a list, tuple or set."""
         values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
         codes = [code for code, label in enumerate(self.labels) if label in values]
         return self.codes == codes[0] if len(codes) == 1 else np.isin(self.codes, codes)
@@ -44,7 +44,7 @@ class Facets(dict[str, Facet]):
 
 
 def facet(column: pl.Series) -> Facet:
-    """Encode a column of strings or whole numbers."""
+    """Encode a column of strings or whole numbers, with its distinct values sorted."""
     if not len(column):
         return Facet([], np.zeros(0, np.int32))
     if column.dtype.is_integer():

@@ -1,7 +1,8 @@
-"""Parts that a trace's plotly figures share: layout, heatmap, an axis of bytes.
+"""Parts that a trace's plotly figures share: labels, layout, heatmap, an axis of bytes.
 
 A figure is built as plotly's JSON, a plain dict, which the explorer sends as it is. Plotly's own classes validate every
-value, which takes longer than drawing, so they are used only when a user asks for a ``Figure``.
+value, which takes longer than drawing, so they are used only when a user asks for a ``Figure``. Plotly interprets HTML
+in labels, so names are escaped.
 """
 
 from __future__ import annotations
@@ -17,10 +18,6 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import AXIS, FIGURE, LEGEND_ABOVE
 from dsexplore._internal.views.trace.byte_sizes import is_partial, size_text
 from dsexplore._internal.views.trace.tally import Grid
-
-# Names as labels of plotly's figures.
-#
-# Plotly interprets some HTML in labels, and names are data, so they are escaped.
 
 _LONGEST_LABEL = 34
 
@@ -42,7 +39,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def shared_prefix(names: list[str]) -> str:
-    """Return the prefix that all dotted names share, with its last dot, such that no rest begins with ``*``."""
+    """Return the prefix that all dotted names share, with its last dot; no name without it begins with ``*``."""
     if len(names) < 2:
         return ""
     first, last = min(names).split("."), max(names).split(".")
@@ -54,9 +51,9 @@ def shared_prefix(names: list[str]) -> str:
 
 
 def _tail(name: str) -> str:
-    """Return the end of a name, which tells more about a module than its beginning; wide characters count as two.
+    """Return the end of a name, which tells modules apart better than its beginning; wide characters count as two.
 
-    The end of a dotted name begins with a whole component, if one fits.
+    The end of a dotted name begins with a whole component if one fits.
     """
     room = _LONGEST_LABEL
     for at in range(len(name) - 1, -1, -1):
@@ -72,7 +69,7 @@ EMPTY: Spec = {"data": [], "layout": {}}
 
 
 def finished(spec: Spec, empty: str = "") -> Spec:
-    """Return the figure with the layout that all share: no background, legible ink, space for its labels."""
+    """Return the figure with the shared layout; a figure without data shows the text ``empty``."""
     margin = {"l": 8, "r": 8, "t": 36, "b": 8}
     layout = {"template": {}, **FIGURE, "margin": margin, "legend": LEGEND_ABOVE, "height": 360, **spec["layout"]}
     for axis in ("xaxis", "yaxis"):
@@ -100,10 +97,19 @@ _PALE_SCALE = [[0.0, "#e6f3f2"], [1.0, "#58a7b5"]]
 
 
 def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> Spec:
-    """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names."""
+    """Return a heatmap of bytes.
+
+    Args:
+        grid: The bytes; clicks and hover texts have the names of its rows and columns.
+        kind: Kind of its marks, by which the explorer finds their events.
+        rows: Labels of the rows, such as shortened names.
+        columns: Labels of the columns.
+    """
     if not grid.rows or not grid.columns:
         return EMPTY
-    text = [[size_text(v) if v or is_partial(v) else "" for v in row] for row in grid.signed_values.tolist()]
+    text = [
+        [size_text(size) if size or is_partial(size) else "" for size in row] for row in grid.signed_values.tolist()
+    ]
     shown = {"text": text, "texttemplate": "%{text}", "textfont": {"color": "#000000"}} if len(columns) <= 8 else {}
     trace = {
         "type": "heatmap",
@@ -129,12 +135,12 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> 
 
 
 def top_of(spec: Spec) -> float:
-    """Return the bytes of the darkest color of a heatmap; 0 for other figures."""
+    """Return the bytes of a heatmap's darkest color; 0 for other figures."""
     return float(spec["data"][0].get("zmax", 0.0)) if spec["data"] else 0.0
 
 
 def with_top(spec: Spec, top: float) -> Spec:
-    """Return a heatmap with ``top`` bytes as its darkest color, unless it has more; other figures as they are."""
+    """Return a heatmap whose darkest color is ``top`` bytes, unless it has more; other figures are unchanged."""
     if not 0 < top_of(spec) < top:
         return spec
     return {**spec, "data": [{**spec["data"][0], **byte_colors(top)}]}
@@ -146,10 +152,10 @@ def json_numbers(values: Any) -> list[list[float | None]]:
 
 
 def byte_axis(values: list[float], ticks: int = 4) -> Spec:
-    """Return an axis with ticks at round binary sizes."""
+    """Return an axis of bytes with about ``ticks`` ticks at powers of two and their multiples."""
     top = max(values, default=0)
     if top <= 0:
         return {}
     step = 2.0 ** np.ceil(np.log2(top / ticks))
     at = np.arange(0, top + step, step)
-    return {"tickvals": at.tolist(), "ticktext": [format_bytes(v) for v in at]}
+    return {"tickvals": at.tolist(), "ticktext": [format_bytes(size) for size in at]}

@@ -1,4 +1,4 @@
-"""The kinds of plotly figures of a trace. Events are summed in Python: a figure has hundreds of marks, not millions."""
+"""The plotly figures of a trace. Events are summed before, so a figure has hundreds of marks, not millions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsexplore._internal.trace.steps import in_steps
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
 from dsexplore._internal.views.timeline.timeline_state import TimelineState
-from dsexplore._internal.views.trace.byte_sizes import WIRE, bytes_summed, check_sizes
+from dsexplore._internal.views.trace.byte_sizes import WIRE, bytes_summed, column_of
 from dsexplore._internal.views.trace.event_codes import EventCodes
 from dsexplore._internal.views.trace.figure_spec import Spec, finished, heatmap_spec, shared_prefix
 from dsexplore._internal.views.trace.op_figures import bandwidth, bytes_by_op, message_sizes
@@ -30,7 +30,7 @@ class FigureKind:
     spec: Callable[[Tables, str], Spec]
     """Draws the events of some tables, in ``"wire"`` or ``"message"`` bytes."""
     caption: Callable[[Tables, str], str] | None = None
-    """Returns what its bytes are summed over; None where the title of an axis says so."""
+    """Returns what the bytes are summed over; None if the title of an axis says so."""
     empty: str = "nothing of this kind in the trace"
     """Text in place of a figure without data."""
 
@@ -38,22 +38,22 @@ class FigureKind:
 def trace_figure(
     tables: Tables, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE
 ) -> Any:
-    """Return one figure of a trace as a ``plotly.graph_objects.Figure``; its arguments are those of `TraceView.figure`.
+    """Return a figure of a trace as a ``plotly.graph_objects.Figure``; see `TraceView.figure` for the arguments.
 
     Raises:
-        UsageError: no such kind or sizes.
+        UsageError: No such kind or sizes.
     """
-    if kind not in KINDS:
-        raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
-    check_sizes(sizes)
+    if kind not in FIGURES:
+        raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(FIGURES)}")
+    column_of(sizes)
     import plotly.graph_objects as go  # takes long to import
 
-    drawn = KINDS[kind]
-    spec = sequence(tables, sizes, window) if kind == "sequence" else drawn.spec(tables, sizes)
-    figure = go.Figure(finished(spec, drawn.empty))
-    if spec["data"] and drawn.caption is not None:
+    chosen = FIGURES[kind]
+    spec = sequence(tables, sizes, window) if kind == "sequence" else chosen.spec(tables, sizes)
+    figure = go.Figure(finished(spec, chosen.empty))
+    if spec["data"] and chosen.caption is not None:
         place = {"x": 1, "xref": "paper", "xanchor": "right", "y": 1, "yanchor": "top", "pad": {"t": 8}}
-        figure.update_layout(title={"text": drawn.caption(tables, sizes), "font": {"size": 12}, **place})
+        figure.update_layout(title={"text": chosen.caption(tables, sizes), "font": {"size": 12}, **place})
     return figure
 
 
@@ -70,7 +70,7 @@ def module_heatmap(grid: Grid) -> Spec:
 
 
 def sequence(tables: Tables, sizes: str, window: tuple[float, float] | None = None) -> Spec:
-    """Return collectives over time, or in program order if no times were measured; ``window``: a part of the axis."""
+    """Return collectives over time, or in program order if no times were measured, in a window of the axis."""
     state = sequence_state(tables, sizes)
     if window is not None:
         state.zoom(*window)
@@ -87,10 +87,10 @@ def _bytes_per_rank(tables: Tables, sizes: str) -> str:
     """Return the caption of figures with a row for each recorded rank."""
     steps = in_steps(tables.events)["step"].n_unique()
     over = f"summed over its {steps:,} steps" if steps > 1 else "in one step"
-    return f"{sizes} bytes from each recorded rank {over}, start-up left out"
+    return f"{sizes} bytes from each recorded rank {over}, without start-up"
 
 
-KINDS: dict[str, FigureKind] = {
+FIGURES: dict[str, FigureKind] = {
     "modules": FigureKind("module × axis", modules, bytes_summed),
     "ops": FigureKind("op × phase", bytes_by_op),
     "sequence": FigureKind("sequence", sequence, bytes_summed),
@@ -99,3 +99,4 @@ KINDS: dict[str, FigureKind] = {
     "sizes": FigureKind("message sizes", message_sizes),
     "bandwidth": FigureKind("bandwidth", bandwidth, empty="no durations were measured"),
 }
+"""{value of ``kind``: the figure}."""

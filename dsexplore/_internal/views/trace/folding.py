@@ -27,12 +27,13 @@ class Fold:
     """One shown row: a module, or several identical ones."""
 
     rows: tuple[int, ...]
-    """Rows of the tree that this row stands for; the first is the one that is opened."""
+    """Rows of the tree that this row stands for; opening it shows the content of the first."""
     label: str
+    """Name without the parent's: ``3``, or ``[0–2, 4]`` for several modules."""
 
     @property
     def first(self) -> int:
-        """Row that stands for all."""
+        """Row of the module whose content is shown for all."""
         return self.rows[0]
 
 
@@ -40,8 +41,9 @@ class Folds:
     """The shown children of each module, with identical modules folded into one row.
 
     Args:
-        tree: tree of the modules.
-        row_keys: (modules,) what must be equal, besides labels and children, for modules to be identical.
+        tree: Tree of the modules.
+        row_keys: (modules,) keys of the modules. Modules are identical if their keys, and the labels and keys of all
+            modules inside them, are equal.
     """
 
     def __init__(self, tree: ModuleTree, row_keys: Sequence[Hashable]) -> None:
@@ -59,9 +61,10 @@ class Folds:
         return list(self._folds_in(row).values())
 
     def members(self, row: int) -> list[int]:
-        """Return the rows of all modules that a shown row stands for, with folds around it.
+        """Return the rows of all modules that a shown row stands for, because it or an ancestor is folded.
 
-        Identical modules contain the same modules in the same order, so these have the same offset from each.
+        Identical modules contain the same modules in the same order, so a module inside them has the same offset from
+        each.
         """
         members, ancestor = [row], row
         while ancestor >= 0:
@@ -73,22 +76,24 @@ class Folds:
         return sorted(members)
 
     def label(self, row: int) -> str:
-        """Return a row's name without its parent's; ``[0–2, 4]`` if it is the first of several."""
+        """Return the label of the fold that begins with a row, else the row's own label."""
         fold = self._folds_in(int(self._tree.parents[row])).get(row)
         return fold.label if fold is not None else self._tree.labels[row]
 
     def _folds_in(self, parent: int) -> dict[int, Fold]:
+        """Return {first row of a fold: the fold} of a parent's children; −1 is the parent of the roots."""
         if parent not in self._children:
             rows = self._tree.children(parent) if parent >= 0 else self._tree.roots
             self._children[parent] = {fold.first: fold for fold in self._fold(rows)}
         return self._children[parent]
 
     def _fold(self, rows: list[int]) -> list[Fold]:
-        same: dict[Hashable, list[int]] = {}
+        """Return the folds of sibling rows; only siblings whose labels are numbers share one."""
+        groups: dict[Hashable, list[int]] = {}
         for row in rows:
-            numbered = self._tree.labels[row].isdecimal()
-            same.setdefault((self._signatures[row],) if numbered else row, []).append(row)
-        return [Fold(tuple(group), self._label(group)) for group in same.values()]
+            is_numbered = self._tree.labels[row].isdecimal()
+            groups.setdefault(("signature", self._signatures[row]) if is_numbered else row, []).append(row)
+        return [Fold(tuple(group), self._label(group)) for group in groups.values()]
 
     def _label(self, rows: list[int]) -> str:
         labels = [self._tree.labels[row] for row in rows]
@@ -120,7 +125,10 @@ def _signatures(tree: ModuleTree, row_keys: Sequence[Hashable]) -> list[int]:
 
 
 def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]:
-    """Return {module: two sums of its rows' hashes}, which do not depend on the order of rows."""
+    """Return {module: two sums of its rows' hashes}, which do not depend on the order of rows.
+
+    The halves of the hashes are summed separately, so that no sum overflows.
+    """
     if frame.is_empty():
         return {}
     number = pl.col("number")

@@ -137,10 +137,10 @@ def headline_html(
     """Return the bar and the sentences; of a program that sends nothing, one that says so.
 
     Args:
-        headline: headline of a trace.
-        link: returns HTML, for the index of a sentence, that links to the rows that it is about.
-        axes: axes in the order of their colors in the tree next to it; by default most bytes first.
-        prediction: prediction whose seconds are shown next to the bytes.
+        headline: Headline of a trace.
+        link: Returns HTML, for the index of a sentence, that links to the rows that it is about.
+        axes: Axes in the order of their colors in the tree next to it; by default most bytes first.
+        prediction: Prediction whose seconds are shown next to the bytes.
     """
     if not headline.sentences:
         return html.verdict(headline.verdict())

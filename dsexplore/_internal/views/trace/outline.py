@@ -1,7 +1,7 @@
-"""An indented tree of modules as nested ``<details>``, of bounded size whatever the model.
+"""An indented tree of modules as nested ``<details>``, whose size is bounded for every model.
 
-Rows are drawn level by level, outermost first, until the budget is spent, then their own tables. So a model that does
-not fold is cut at depth rather than at breadth, and each place says how many rows are not drawn there.
+Rows are drawn level by level, outermost first, until the budget is spent; then the tables inside the rows are drawn. So
+a model that does not fold loses its deepest rows, and a note in each parent says how many of its rows are not drawn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dsexplore._internal.views.trace.folding import Fold
 
 _MARKUP = 110
 """Approximate bytes of markup around a row."""
-_OF_ROWS = 0.65
-"""Fraction of the budget that rows may use; their own tables may use the rest."""
+_SHARE_OF_ROWS = 0.65
+"""Fraction of the budget for the rows; the rest is for the tables inside them."""
 
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 _WIDTHS = {"": 73, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
@@ -63,19 +63,24 @@ class Source(Protocol):
         """Return the rows inside ``row``."""
 
     def line(self, fold: Fold, times: int) -> str:
-        """Return the row's `label` and `cell`s; ``times``: number of modules it stands for, with folds above it."""
+        """Return the `label` and the cells of a row, which stands for ``times`` modules, including folds above it."""
 
     def inside(self, row: int, times: int) -> str:
-        """Return HTML shown in an opened row above the rows inside it; empty for nothing."""
+        """Return the HTML of an opened row above the rows inside it; empty if there is none."""
 
 
 @dataclass
 class _OutlineRow:
+    """A row that is drawn."""
+
     fold: Fold
     depth: int
     times: int
+    """Number of modules that it stands for, including folds above it."""
     parent: int
+    """Index of the row that contains it; −1 for a root."""
     line: str
+    """HTML of its cells."""
     tables: str = ""
     """HTML shown in the opened row, above the rows inside it."""
     hidden: int = 0
@@ -99,54 +104,54 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
     """Draw a tree of modules within a budget of bytes.
 
     Args:
-        source: supplier of the rows.
-        titles: (title, explanation, class) per column after the first; see `cell`.
-        budget: approximate size in bytes; the first row is drawn in any case.
-        label: name of the tree for screen readers.
-        small: a tree of at most this many rows is fully expanded.
+        source: Supplier of the rows.
+        titles: (title, explanation, class) per column after the first; see `cell` for the classes.
+        budget: Approximate size in bytes; the first row is drawn in any case.
+        label: Name of the tree for screen readers.
+        small: Number of rows up to which the tree is fully expanded.
     """
-    rows, left, unseen = _rows(source, int(budget * _OF_ROWS))
-    closed = _fill(source, rows, budget - int(budget * _OF_ROWS) + left)
+    budget_of_rows = int(budget * _SHARE_OF_ROWS)
+    rows, unused, hidden_roots = _rows(source, budget_of_rows)
+    closed = _fill(source, rows, budget - budget_of_rows + unused)
     body: list[str] = []
     for row in reversed(rows):
-        (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
+        siblings = rows[row.parent].children if row.parent >= 0 else body
+        siblings.append(_row_html(row, is_small=len(rows) <= small))
     width = 290 + sum(_WIDTHS[kind] for _, _, kind in titles)
     heads = " ".join(
-        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">'
+        f'<span class="{f"c {kind}" if kind else "c"}" title="{html.escape(explanation)}">'
         f"{html.name(title, longest=18)}</span>"
         for title, explanation, kind in titles
     )
-    drawn = "".join(reversed(body)) + (_hidden_rows(unseen, 0) if unseen else "")
+    drawn = "".join(reversed(body)) + (_hidden_rows(hidden_roots, 0) if hidden_roots else "")
     return Outline(
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(label)}">'
         f'<div class="tree" style="--dsx-width:{width}">'
         f'<div class="row head"><span class="n">module</span> {heads}</div>{drawn}</div></div>',
-        unseen + sum(row.hidden for row in rows),
+        hidden_roots + sum(row.hidden for row in rows),
         closed,
     )
 
 
 def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anchor: str = "") -> str:
-    """Return the first column: name, ``×N`` for N folded modules, the type unless it equals the name, and a mark.
-
-    If a row's numbers are sums over several modules, including folds above it, the name says over how many.
+    """Return the first column: name, numbers of `multiplicity`, the type unless it equals the name, and a mark.
 
     Args:
-        fold: the modules of the row.
-        full: fully qualified name of its first module, for the tooltip.
-        kind: type of the module.
+        fold: The modules of the row.
+        full: Fully qualified name of its first module, for the tooltip.
+        kind: Type of the module.
         mark: HTML after the name.
-        times: number of modules that the row stands for, including folds above it.
-        anchor: id for links to the row.
+        times: Number of modules that the row stands for, including folds above it.
+        anchor: Id for links to the row.
     """
-    shown = f' <span class="dim">{html.name(kind, longest=60)}</span>' if kind and kind != fold.label else ""
+    type_name = f' <span class="dim">{html.name(kind, longest=60)}</span>' if kind and kind != fold.label else ""
     hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
-    named = f' id="{anchor}"' if anchor else ""
+    element_id = f' id="{anchor}"' if anchor else ""
     name = f"<bdi>{html.prose(fold.label, longest=html.LONGEST_NAME)}</bdi>"
-    return f'<span class="n"{named}{hover}>{name}{many(fold, times)}{shown}{mark}</span>'
+    return f'<span class="n"{element_id}{hover}>{name}{multiplicity(fold, times)}{type_name}{mark}</span>'
 
 
-def many(fold: Fold, times: int) -> str:
+def multiplicity(fold: Fold, times: int) -> str:
     """Return ``×N`` for a row of N folded modules, and the number of modules that its numbers sum; else ``""``."""
     folded = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
     spoken = f"the numbers are the sum of {times:,} modules"
@@ -155,12 +160,12 @@ def many(fold: Fold, times: int) -> str:
 
 def cell(text: str, kind: str = "") -> str:
     """Return the HTML of one column; ``kind``: ``z`` for no value, ``delta`` for a change, ``wide`` for text."""
-    return f' <span class="c{" " * bool(kind)}{kind}">{text}</span>'
+    return f' <span class="{f"c {kind}" if kind else "c"}">{text}</span>'
 
 
-def number_cell(value: float, write: Callable[[float], str]) -> str:
+def number_cell(value: float, format_value: Callable[[float], str]) -> str:
     """Return the HTML of one column with a number; a dash for 0."""
-    return cell(write(value)) if value else cell("–", "z")
+    return cell(format_value(value)) if value else cell("–", "z")
 
 
 def thin_bar(axes: Sequence[str], sizes: Iterable[float], whole: float) -> str:
@@ -171,33 +176,34 @@ def thin_bar(axes: Sequence[str], sizes: Iterable[float], whole: float) -> str:
 
 
 def of_each(module: str, times: int, body: str) -> str:
-    """Return the tables of a module, after a sentence that each of ``times`` modules has them."""
+    """Return the tables of a module, after a sentence that says that each of ``times`` modules has them."""
     if times == 1 or not body:
         return body
-    named = f"named here: {html.name(module)}"
-    return f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; {named}</p>{body}'
+    note = f"This is one of {times:,} equal modules, {html.name(module)}; the row above shows the sum of all."
+    return f"{html.note(note)}{body}"
 
 
 class Anchors:
-    """The ids that sentences link to, each given to the first row at its module's place in the model."""
+    """The ids that sentences link to; each id goes to the first row at the place of its module in the model."""
 
     def __init__(self, of_modules: Mapping[str, str]) -> None:
-        self.left = {_place(module): anchor for module, anchor in of_modules.items()}
-        """{place in the model: id}, for rows that are not drawn yet."""
+        self.unused = {_place(module): anchor for module, anchor in of_modules.items()}
+        """{place in the model: id}, for places whose row is not drawn yet."""
 
     def take(self, module: str) -> str:
-        """Return the id of a row; empty for most rows."""
-        return self.left.pop(_place(module), "") if self.left else ""
+        """Return the id of a module's row and mark it as used; empty for most rows."""
+        return self.unused.pop(_place(module), "") if self.unused else ""
 
 
 def _place(module: str) -> str:
+    """Return a module's name with ``*`` for the numbers of layers: ``layers.*.mlp``."""
     return _NUMBERS.sub(".*", module)
 
 
 def _rows(source: Source, budget: int) -> tuple[list[_OutlineRow], int, int]:
-    """Return the rows that fit, outermost first; the bytes left; and the number of roots that do not fit."""
+    """Return the rows that fit, outermost first; the unused bytes; and the number of roots that do not fit."""
     rows: list[_OutlineRow] = []
-    unseen = 0
+    hidden_roots = 0
     waiting = deque((fold, 0, 1, -1) for fold in source.roots())
     while waiting:
         fold, depth, times, parent = waiting.popleft()
@@ -210,12 +216,12 @@ def _rows(source: Source, budget: int) -> tuple[list[_OutlineRow], int, int]:
         elif parent >= 0:
             rows[parent].hidden += 1
         else:
-            unseen += 1
-    return rows, max(budget, 0), unseen
+            hidden_roots += 1
+    return rows, max(budget, 0), hidden_roots
 
 
 def _fill(source: Source, rows: list[_OutlineRow], budget: int) -> bool:
-    """Fill the rows with their own tables until one does not fit; return True if one did not."""
+    """Add the tables inside the rows until one does not fit; return True if one did not."""
     for row in rows:
         inside = source.inside(row.fold.first, row.times)
         budget -= len(inside.encode()) + _MARKUP // 2
@@ -225,13 +231,15 @@ def _fill(source: Source, rows: list[_OutlineRow], budget: int) -> bool:
     return False
 
 
-def _row_html(row: _OutlineRow, small: bool) -> str:
-    inside_html = f'<div class="own" style="--d:{row.depth}">{row.tables}</div>' if row.tables else ""
-    inside = inside_html + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
+def _row_html(row: _OutlineRow, is_small: bool) -> str:
+    """Return a row with everything inside it; in a small tree every row is open, else only the outermost ones."""
+    tables = f'<div class="own" style="--d:{row.depth}">{row.tables}</div>' if row.tables else ""
+    inside = tables + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
     if not inside:
         return f'<div class="row" style="--d:{row.depth}">{row.line}</div>'
-    opened = " open" if small or (row.children and (row.depth < 2 or (not inside_html and row.depth < 4))) else ""
-    return f'<details{opened}><summary class="row" style="--d:{row.depth}">{row.line}</summary>{inside}</details>'
+    open_depth = 2 if tables else 4
+    state = " open" if is_small or (row.children and row.depth < open_depth) else ""
+    return f'<details{state}><summary class="row" style="--d:{row.depth}">{row.line}</summary>{inside}</details>'
 
 
 def _hidden_rows(count: int, depth: int) -> str:

@@ -101,7 +101,7 @@ def find_pivot(
         owner: (events,) row of the owner.
         axis: (events,) code of the axis.
         phase: (events,) code of the phase.
-        most: maximal size of a lookup table, which takes 10 ms for 1,000,000 events; above it, sorting takes 200 ms.
+        most: Maximal size of a lookup table, which takes 10 ms for 1,000,000 events; above it, sorting takes 200 ms.
     """
     axes, phases = (int(codes.max(initial=0)) + 1 for codes in (axis, phase))
     key = (owner * axes + axis) * phases + phase

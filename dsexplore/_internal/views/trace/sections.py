@@ -1,4 +1,4 @@
-"""Static sections of what was sent: implicit redistributes, then bytes by place, op, order, peer and size."""
+"""Static sections of a trace: implicit redistributes, then bytes by module, op, order, peer and message size."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ def communication_html(codes: EventCodes, anchors: Mapping[str, str] | None = No
     """Return all sections that have something to show; ``anchors``: {kind of figure: id of its section}."""
     if not len(codes):
         return ""
-    of_section = {OF_FIGURE[kind]: anchor for kind, anchor in (anchors or {}).items()}
-    return causes_part(codes.causes(codes.every, MOST_CAUSES), False) + "".join(
-        drawings.part(*section(codes), anchor=of_section.get(section, ""))
-        for section in dict.fromkeys(OF_FIGURE.values())
-    )
+    anchor_of = {OF_FIGURE[kind]: anchor for kind, anchor in (anchors or {}).items()}
+    causes = causes_part(codes.causes(codes.every, MOST_CAUSES), opened=False)
+    sections = dict.fromkeys(OF_FIGURE.values())
+    return causes + "".join(drawings.part(*section(codes), anchor=anchor_of.get(section, "")) for section in sections)
 
 
 def still_html(codes: EventCodes, kind: str) -> str:
@@ -44,19 +43,23 @@ def still_html(codes: EventCodes, kind: str) -> str:
     if not len(codes):
         return ""
     title, body = OF_FIGURE[kind](codes)
-    return drawings.part(title, body, True) or f'<p class="dim">{html.escape(title)}: nothing to show.</p>'
+    return drawings.part(title, body, opened=True) or f'<p class="dim">{html.escape(title)}: nothing to show.</p>'
 
 
 def causes_part(causes: Causes, opened: bool, clickable: bool = False) -> str:
-    """Return the table of implicit redistributes under its title, or ``""`` if there are none.
+    """Return the section of implicit redistributes, or ``""`` if there are none.
 
-    ``clickable``: whether rows can be clicked and reached with Tab.
+    Args:
+        causes: Rows of its table.
+        opened: Whether the section is open at first.
+        clickable: Whether rows can be clicked, and reached with Tab.
     """
     title = f"Redistributes that the program did not ask for: {causes.events:,}"
     return drawings.part(title, f"<div>{_causes_html(causes, clickable)}</div>" if causes.lines else "", opened)
 
 
 def _causes_html(causes: Causes, clickable: bool) -> str:
+    """Return the table of implicit redistributes."""
     columns = (
         prose("module", lambda row: _parted(row["module"])),
         prose("cause", lambda row: _parted(row["cause"])),
@@ -71,9 +74,12 @@ def _causes_html(causes: Causes, clickable: bool) -> str:
     return table(columns, causes.shown, attributes=marks, hidden=causes.lines - len(causes.shown))
 
 
-@lru_cache(maxsize=4096)  # a filter changes the numbers of a row, and its names never
+@lru_cache(maxsize=4096)  # a filter changes the numbers of a row, but never its names
 def _parted(name: str) -> str:
     return html.parted(name or "–", longest=_CAUSE_NAME)
+
+
+# Each of these returns the title and the body of a section; the body is empty if there is nothing to show.
 
 
 def _places(codes: EventCodes) -> tuple[str, str]:
@@ -119,36 +125,37 @@ def _peers(codes: EventCodes) -> tuple[str, str]:
     if not flows.receivers:
         return title, ""
     note = (
-        f"{codes.kind_of_sizes.title()} bytes from each recorded rank in its steps, start-up left out; "
-        "a collective's are shared equally among its group's other ranks. "
-        "Peers that get the same are one column: what each of them gets."
+        f"{codes.kind_of_sizes.title()} bytes from each recorded rank in its steps, without start-up. The other ranks "
+        "of a group get equal parts of a collective. Peers that get the same share a column, which shows the bytes of "
+        "each."
     )
     hidden = html.note(f"{flows.hidden:,} more rows and columns are not drawn." if flows.hidden else "")
     if codes.unsized is not None:
-        without = format_count(int(codes.unsized.sum()), "collective")
-        hidden += html.note(f"Without {without} of unknown size.")
+        count = int(codes.unsized.sum())
+        without, verb = format_count(count, "collective"), "is" if count == 1 else "are"
+        hidden += html.note(f"{without} of unknown size {verb} not counted.")
     return title, f"<div>{html.note(note)}{drawings.heatmap(flows.grid(), format_bytes, 'to rank')}{hidden}</div>"
 
 
 def experts_part(codes: EventCodes, opened: bool, anchor: str = "") -> str:
-    """Return who is sent most by all_to_alls with uneven splits, or ``""`` if there are none."""
+    """Return the section of the bytes that ranks receive by all_to_alls with uneven splits; ``""`` without any."""
     uneven = uneven_sends(codes.tables)
     worst = most_sent(uneven)
     if worst is None:
         return ""
     parts = []
-    for (axis,), of_axis in uneven.partition_by("axis", as_dict=True, maintain_order=True).items():
-        parts.append(f"<p>{html.axis_key(axis)}</p>{_received_table(axis, of_axis)}")
+    for (axis,), ranks in uneven.partition_by("axis", as_dict=True, maintain_order=True).items():
+        parts.append(f"<p>{html.axis_key(axis)}</p>{_received_table(axis, ranks)}")
     note = "Message bytes that the recorded ranks send each rank by all_to_alls with uneven splits, in all their steps."
     return drawings.part(str(worst), f"<div>{''.join(parts)}{html.note(note)}</div>", opened, anchor)
 
 
 def _received_table(axis: str, ranks: pl.DataFrame) -> str:
-    """Return a row per rank with the bytes that it is sent; ``ranks``: those of an axis, most bytes first."""
-    most, kind = ranks["bytes"][0] or 1, f"a{axis_number(axis)}"
+    """Return a row per rank with the bytes that it receives; ``ranks``: those of an axis, most bytes first."""
+    most, axis_class = ranks["bytes"][0] or 1, f"a{axis_number(axis)}"
     columns = (
         text("rank", lambda row: str(row["rank"])),
-        bar("", lambda row: html.stacked_bar([(kind, "", row["bytes"] or 0, "")], most)),
+        bar("", lambda row: html.stacked_bar([(axis_class, "", row["bytes"] or 0, "")], most)),
         Column("received", lambda row: format_bytes(row["bytes"])),
     )
     hidden = ranks.height - _MOST_EXPERTS
@@ -168,7 +175,8 @@ def _sizes(codes: EventCodes) -> tuple[str, str]:
         return f'<div style="width:160px"><div class="bar"><span style="{look}"></span></div></div>'
 
     def ops_of(size: int | None) -> str:
-        return html.escape(", ".join(f"{op} {n:,}" for op, n in by_size[size].select("op", "count").iter_rows()))
+        counts_of_ops = by_size[size].select("op", "count").iter_rows()
+        return html.escape(", ".join(f"{op} {count:,}" for op, count in counts_of_ops))
 
     columns = (
         Column("message", lambda size: f"{format_bytes(size)} –" if size else tally.size_range(size)),
@@ -202,4 +210,4 @@ OF_FIGURE: dict[str, Callable[[EventCodes], tuple[str, str]]] = {
     "sizes": _sizes,
     "bandwidth": _bandwidth,
 }
-"""{kind of figure: function that returns title and body of the section that shows the same}, in page order."""
+"""{kind of figure: function that returns the section with the same content}, in the order of the page."""

@@ -20,7 +20,7 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.html_table import prose, table, text
 from dsexplore._internal.views.skew import skew_view
 from dsexplore._internal.views.timeline import timeline_drawing
-from dsexplore._internal.views.timeline.timeline_text import whole
+from dsexplore._internal.views.timeline.timeline_text import title_text
 from dsexplore._internal.views.trace import drawings, headline_view, outline
 from dsexplore._internal.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over
 from dsexplore._internal.views.trace.event_codes import EventCodes
@@ -93,11 +93,11 @@ def trace_html(
     """Return the headline, the timeline, the module tree, the findings, and what was sent.
 
     Args:
-        headline: headline of the trace.
-        budget: size in bytes; the tree gets what the other sections leave.
-        sizes: which bytes are shown below the headline, ``"wire"`` or ``"message"``.
-        in_words: whether to answer the questions of `headline_report` below the headline.
-        prediction: prediction whose seconds the tree shows too.
+        headline: Headline of the trace.
+        budget: Size in bytes; the tree gets what the other sections leave.
+        sizes: Which bytes are shown below the headline, ``"wire"`` or ``"message"``.
+        in_words: Whether to answer the questions of `headline_report` below the headline.
+        prediction: Prediction whose seconds the tree shows too.
     """
     tables = headline.tables
     codes = EventCodes(tables, sizes=sizes)
@@ -160,7 +160,7 @@ def _timeline(codes: EventCodes, opened: bool) -> str:
     shown = timeline_of(codes.tables, sizes="wire" if codes.kind_of_sizes == WIRE else "message")
     drawn = timeline_drawing.drawing(shown, _TIMELINE_LANES, _TIMELINE_COLUMNS)
     tag = f'<details class="tl-part"{" open" * opened}>'
-    return f"{tag}<summary>{html.escape(whole(shown))}</summary>{drawn}</details>"
+    return f"{tag}<summary>{html.escape(title_text(shown))}</summary>{drawn}</details>"
 
 
 def _skew(headline: Headline, anchor: str, opened: bool) -> str:

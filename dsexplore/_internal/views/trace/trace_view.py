@@ -39,13 +39,13 @@ class TraceView(View):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
-            hardware: machine for which the tree shows predicted seconds; see `Trace.predict`.
-            interactive: whether to add the explorer's tree, filters and timeline above, which need no kernel and no
+            sizes: Which bytes are shown, ``"wire"`` or ``"message"``.
+            hardware: Machine for which the tree shows predicted seconds; see `Trace.predict`.
+            interactive: Whether to add the explorer's tree, filters and timeline above, which need no kernel and no
                 network.
 
         Raises:
-            UsageError: no such sizes or hardware, or too many events for an interactive page.
+            UsageError: No such sizes or hardware, or too many events for an interactive page.
         """
         prediction = self._trace.predict(hardware) if hardware is not None else None
         shown = trace_html(self._headline, PAGE_BUDGET, sizes, in_words=True, prediction=prediction)
@@ -64,11 +64,11 @@ class TraceView(View):
             kind: ``"modules"``, place in the model by mesh axis; ``"ops"``, op by phase; ``"sequence"``, over time or
                 in program order; ``"ranks"`` and ``"sankey"``, who sends to whom; ``"sizes"`` of messages;
                 ``"bandwidth"``.
-            window: for a sequence, the part of its axis: seconds where measured, else rounds or places in the order.
-            sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
+            window: For a sequence, the part of its axis: seconds where measured, else rounds or places in the order.
+            sizes: Which bytes are drawn, ``"wire"`` or ``"message"``.
 
         Raises:
-            UsageError: no such kind or sizes.
+            UsageError: No such kind or sizes.
         """
         from dsexplore._internal.views.trace.figures import (
             trace_figure,  # the drawing is loaded when a figure is asked for
@@ -91,15 +91,15 @@ class TraceView(View):
         """Return linked filters, tree, figure, timeline, map and tables; ``.selection`` has the selected events.
 
         Args:
-            figure: kind of the figure shown first, as in `figure`.
-            height: height of the tree in pixels.
-            sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-            tab: what is shown below the tree at first: ``"timeline"``, ``"map"``, ``"findings"``, ``"parameters"`` or
+            figure: Kind of the figure shown first, as in `figure`.
+            height: Height of the tree in pixels.
+            sizes: Which bytes are shown at first, ``"wire"`` or ``"message"``.
+            tab: What is shown below the tree at first: ``"timeline"``, ``"map"``, ``"findings"``, ``"parameters"`` or
                 ``"prediction"``.
-            hardware: machine for which tree and headline show predicted seconds, as in `Trace.predict`.
+            hardware: Machine for which tree and headline show predicted seconds, as in `Trace.predict`.
 
         Raises:
-            UsageError: no such figure, sizes, tab or hardware, or an invalid height.
+            UsageError: No such figure, sizes, tab or hardware, or an invalid height.
         """
         from dsexplore._internal.views.explorer.explorer import (
             Explorer,  # ipywidgets are loaded when an explorer is asked for

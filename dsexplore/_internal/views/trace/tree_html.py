@@ -35,10 +35,10 @@ def tree_html(
     """Return the tree of a trace, drawn from the top until about ``budget`` bytes are used; says if it is cut.
 
     Args:
-        codes: events of the trace.
-        budget: approximate size in bytes.
+        codes: Events of the trace.
+        budget: Approximate size in bytes.
         anchors: {module: id of its row, or of the row that stands for it}.
-        times: columns of seconds.
+        times: Columns of seconds.
     """
     if not len(codes.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'

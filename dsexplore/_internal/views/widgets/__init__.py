@@ -12,11 +12,11 @@ _HERE = Path(__file__).parent
 def script(*names: str, render: str) -> str:
     """Return several files joined into one ES module, because a widget has one module and may not fetch others.
 
-    ``kernel_state.js`` and ``keys.js``, which watch the kernel and the keyboard, are part of each.
+    ``kernel_state.js`` and ``keys.js``, which watch the kernel and the keyboard, are always included.
 
     Args:
-        names: files, each after those that it needs; their top-level names must differ.
-        render: function or expression of these files that draws the widget.
+        names: Files, each after those that it uses; their top-level names must differ.
+        render: JavaScript expression, in terms of these files, of the function that draws the widget.
     """
     return "\n".join(
         [*(_source(name) for name in ("kernel_state.js", "keys.js", *names)), f"export default {{ render: {render} }};"]

@@ -1,4 +1,4 @@
-"""`ChartExplorer`: choices above a plotly figure of which a click selects a mark."""
+"""`ChartExplorer`: a plotly figure below controls; a click on a mark selects it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from dsexplore._internal.views.widgets.part_widgets import PlotWidget
 
 
 class ChartExplorer(LiveBox):
-    """A figure that is drawn anew whenever a control above it changes.
+    """A figure that is redrawn whenever a control above it changes.
 
     Args:
-        twin: static view of the same object.
-        draw: returns the figure and its name for screen readers; its arguments are the controls' values by name.
-        select: called with the ``customdata`` of a clicked mark.
+        twin: Static view of the same object.
+        draw: Returns the figure and its name for screen readers; its arguments are the values of the controls by name.
+        select: Called with the ``customdata`` of a clicked mark.
         controls: {argument of ``draw``: control}.
-        below: widgets below the figure.
+        below: Widgets below the figure.
     """
 
     def __init__(
         self,
         twin: View,
+        *,
         draw: Callable[..., tuple[Any, str]],
         select: Callable[[Any], None],
         controls: Mapping[str, Any],
@@ -34,17 +35,17 @@ class ChartExplorer(LiveBox):
         super().__init__(twin)
         self.controls, self.select = controls, select
         self.selection: Any = None
-        """What was selected last; each explorer sets its own."""
+        """What was selected last; ``select`` sets it."""
         self._figure_of = draw
         self.picture = PlotWidget(on_event=self._on_event)
         for control in controls.values():
             control.observe(self.draw, "value")
-        chosen = [ipywidgets.HBox(list(controls.values()))] if controls else []
-        self.children = [*chosen, self.picture, *below]
+        above = [ipywidgets.HBox(list(controls.values()))] if controls else []
+        self.children = [*above, self.picture, *below]
         self.draw()
 
     def draw(self, _change: Any = None) -> None:
-        """Draw the figure that the controls ask for."""
+        """Draw the figure with the present values of the controls."""
         figure, spoken = self._figure_of(**{name: control.value for name, control in self.controls.items()})
         self.picture.show_figure(figure, spoken)
 

@@ -1,4 +1,4 @@
-"""The explorer's page as one widget, so that all that a selection changes is sent to the browser in one message."""
+"""The explorer's page as one widget, so that everything that a selection changes is sent in one message."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPLORER_STYLE = (
 class ExplorerWidget(TreeWidget, PlotWidget):
     """Filters, module tree, figure, and the tables below them.
 
-    It is one widget, because JupyterLab takes longer to deliver a message to a widget and to paint the change than
+    It is one widget, because delivering a message to a widget and painting the change takes JupyterLab longer than
     the explorer takes to compute it. For the same reason, the browser's own changes are not echoed.
     """
 
@@ -61,15 +61,15 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     panel = traitlets.Unicode("").tag(sync=True)
     """What the tab shows, as HTML; the timeline has a trait of its own."""
     line = traitlets.Unicode("").tag(sync=True)
-    """Line of Python that finds what is selected; empty for none."""
+    """Line of Python that finds the selected events; empty if there is none."""
     hits: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
-    """[kind, text, name] of what the search box offers."""
+    """[kind, text, name] of each name that the search box offers."""
     visits: traitlets.List[int] = traitlets.List([0, 0]).tag(sync=True)
-    """Numbers of selections to go back and forward to."""
+    """[number of selections to go back to, number to go forward to]."""
     timeline: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
-    """As in `TimelineWidget`."""
+    """The drawing of the timeline, see `TimelineWidget.timeline`."""
     brushed: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
-    """As in `TimelineWidget`."""
+    """Selected range of the timeline with its summary, see `TimelineWidget.brushed`."""
     shades: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
     """[value, text] of each quantity that can shade the world map."""
     shade = traitlets.Unicode("bytes").tag(sync=True, echo_update=False)

@@ -1,11 +1,11 @@
-"""Live views in notebooks: each is preceded by its static twin, which is all that shows if no kernel answers.
+"""Live views in notebooks: each follows its static twin, which alone is visible if no kernel answers.
 
-A notebook is saved without the state of its widgets. So an explorer is two consecutive outputs, one of which is hidden:
-the twin while the live view after it is drawn, which has the class ``dsx-live``; otherwise the output of the live view,
-where JupyterLab reports that it found no model. One CSS rule, sent with each twin, does both. It concerns only two
-neighboring outputs, so a notebook may have any number of views in any order. JupyterLab, Notebook 7 and Voilà have
-such outputs; elsewhere ``kernel_state.js`` hides the twin. Without widgets (nbconvert, GitHub) nothing is hidden.
-marimo saves no outputs, and shows the live view alone.
+A notebook is saved without the state of its widgets, so an explorer is two consecutive outputs: the static twin, then
+the live view. One CSS rule, sent with each twin, hides one of them: the twin while the live view is drawn, which has
+the class ``dsx-live``; otherwise the second output, in which JupyterLab reports a missing model. The rule applies only
+to two neighboring outputs, so a notebook may have any number of views. It works in JupyterLab, Notebook 7 and Voilà;
+elsewhere ``kernel_state.js`` hides the twin. Without widgets (nbconvert, GitHub) nothing is hidden. marimo saves no
+outputs, and shows the live view alone.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RULE = (
 
 
 def show_with_twin(live: Any, html: str, text: str) -> None:
-    """Display a live view after its static twin."""
+    """Display a live view after its static twin, which is given as HTML and as text."""
     display({"text/html": f'<div class="dsx-twin"><style>{RULE}</style>{html}</div>', "text/plain": text}, raw=True)
     display(live)
 
 
 class Offer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no types
-    """A button below a static view that puts the explorer in the view's place; nothing where no kernel answers."""
+    """A button below a static view that replaces the view by its explorer; invisible where no kernel answers."""
 
     def __init__(self, explore: Callable[[], LiveView]) -> None:
         super().__init__(_dom_classes=("dsx-offer",))
@@ -86,15 +86,15 @@ class LiveBox(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no type
         self._twin = twin
 
     def _ipython_display_(self) -> None:
-        show_with_twin(_ItsView(self), self._twin.html(), self._twin.text())
+        show_with_twin(_WithoutTwin(self), self._twin.html(), self._twin.text())
 
     def _display_(self) -> Any:
         """Return what marimo shows: the static view, because marimo cannot show a box of widgets."""
         return HTML(self._twin.html())
 
 
-class _ItsView:
-    """Displays a box without its twin."""
+class _WithoutTwin:
+    """Displays a box as ipywidgets do, whereas the box displays itself after its twin."""
 
     def __init__(self, box: LiveBox) -> None:
         self._repr_mimebundle_ = box._repr_mimebundle_

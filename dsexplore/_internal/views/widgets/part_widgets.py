@@ -1,4 +1,4 @@
-"""Widgets of one part each (figure, timeline, tree), and their base, which answers numbered browser messages."""
+"""The widgets that explorers consist of: figure, timeline and module tree, and their base class."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from dsexplore._internal.views.widgets import script, style
 
 
 class AnsweringWidget(anywidget.AnyWidget):
-    """A widget whose browser side knows which of its messages are answered; see ``kernel_state.js``.
+    """A widget that tells the browser which of its numbered messages have been handled; see ``kernel_state.js``.
 
-    All that a message changes is sent back in one message, with its number.
+    Everything that a message changes is sent back in one message, together with its number.
 
     Args:
-        on_event: called with each message that is not a change of a trait.
-        traits: initial values of the widget's traits.
+        on_event: Called with each message that is not a change of a trait; None to ignore such messages.
+        traits: Initial values of the widget's traits.
     """
 
     asked = traitlets.Int(0).tag(sync=True, echo_update=False)
-    """Number of the browser's last change of traits."""
+    """Number of the message in which the browser last changed traits."""
     answered = traitlets.Int(0).tag(sync=True)
     """Number of the last message that was handled."""
 
@@ -38,7 +38,7 @@ class AnsweringWidget(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
-        """Apply the changes that the browser made."""
+        """Apply the changes of traits that the browser made."""
         with self._answering(sync_data):
             super().set_state(sync_data)
 
@@ -47,13 +47,13 @@ class AnsweringWidget(anywidget.AnyWidget):
             self._receive(content)
 
     def _receive(self, content: dict[str, Any]) -> None:
-        """Handle a message of the browser."""
+        """Handle a message of the browser that is not a change of a trait."""
         if self._on_event is not None:
             self._on_event(content)
 
     @contextmanager
     def _answering(self, message: Mapping[str, Any]) -> Iterator[None]:
-        """Send the number of a message with everything changed in this context, also if it raises."""
+        """Send everything that is changed in this context together with the number of the message, also on errors."""
         with self.hold_sync():
             try:
                 yield
@@ -62,14 +62,12 @@ class AnsweringWidget(anywidget.AnyWidget):
                     self.answered = int(message["asked"])
 
 
-# A plotly figure in a page, without sending plotly.js with every figure.
-#
-# JupyterLab has plotly.js through plotly's own extension, and the widget uses that; elsewhere the browser requests it
-# once, compressed, from the installed ``plotly`` package. Nothing is fetched from a network.
-
-
 class PlotWidget(AnsweringWidget):
-    """Shows one figure; calls ``on_event`` with clicked marks and with the range that was zoomed to."""
+    """Shows one plotly figure; calls ``on_event`` with clicked marks and with the range that was zoomed to.
+
+    plotly.js is not sent with each figure. In JupyterLab the widget uses that of plotly's extension. Elsewhere the
+    browser requests it once, compressed, from the installed ``plotly`` package; nothing is fetched from a network.
+    """
 
     _esm = script("follow.js", "dom.js", "marks.js", "heat_grid.js", "plot.js", render="alone(plot)")
     _css = style("plot.css") + HEAT_STYLE
@@ -79,12 +77,12 @@ class PlotWidget(AnsweringWidget):
     """Name of the figure for screen readers."""
 
     def show(self, spec: dict[str, Any], spoken: str = "") -> None:
-        """Draw this figure, given as plotly's JSON, in place of the previous one."""
+        """Replace the figure by one given as plotly's JSON; ``spoken`` is its name for screen readers."""
         with self.hold_sync():
             self.spec, self.spoken = spec, spoken
 
     def show_figure(self, figure: Any, spoken: str = "") -> None:
-        """Draw a ``plotly.graph_objects.Figure`` in place of the previous one."""
+        """Replace the figure by a ``plotly.graph_objects.Figure``."""
         self.show(json.loads(figure.to_json()), spoken)
 
     def _receive(self, content: dict[str, Any]) -> None:
@@ -100,7 +98,7 @@ TIMELINE_SCRIPTS = ("follow.js", "dom.js", "timeline.js")
 
 
 class TimelineWidget(AnsweringWidget):
-    """Draws the boxes that Python sends for one window; calls ``on_event`` with the requested window or range."""
+    """Draws the boxes of one window of a timeline; calls ``on_event`` with the window or range that the user sets."""
 
     _esm = script(*TIMELINE_SCRIPTS, render="alone(timeline)")
     _css = style("timeline.css")
@@ -136,7 +134,7 @@ class TreeWidget(AnsweringWidget):
     types = traitlets.List(traitlets.Unicode()).tag(sync=True)
     """Distinct module types, which ``structure`` indexes."""
     notes = traitlets.Dict().tag(sync=True)
-    """{row: text after the name, such as placements}; sparse."""
+    """{row: text after the name, such as placements}, for rows that have one."""
     folded = traitlets.Dict().tag(sync=True)
     """{first row of a fold: [label, its rows]}."""
     titles: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
@@ -145,7 +143,7 @@ class TreeWidget(AnsweringWidget):
     The unit is ``bytes``, ``seconds``, ``count``, or ``bar``: a bar of the previous column.
     """
     axes: traitlets.List[int] = traitlets.List(traitlets.Int()).tag(sync=True)
-    """Color, as in `views.page.theme.axis_number`, of each column after the bar's that is a part of the bar."""
+    """Index into `views.page.theme.AXES` of each mesh axis; its columns follow that of the bar, which they divide."""
     structure = traitlets.Bytes(b"").tag(sync=True)
     """int32, four per row: parent, end of the subtree, index of the type, 1 if the row is hidden by a fold."""
     values = traitlets.Bytes(b"").tag(sync=True)
@@ -158,8 +156,14 @@ class TreeWidget(AnsweringWidget):
     folding = traitlets.Bool(True).tag(sync=True, echo_update=False)
 
     def set_values(self, columns: npt.NDArray[np.float64]) -> None:
-        """Show other numbers in the same rows; equal columns are sent once, all-zero columns are not sent."""
-        places: dict[bytes, int] = {bytes(4 * columns.shape[1]): -1}
-        indices = [places.setdefault(column.tobytes(), len(places) - 1) for column in columns.astype(np.float32)]
+        """Show other numbers in the same rows.
+
+        Args:
+            columns: Numbers of shape (columns, rows). Equal columns are sent once, columns of zeros not at all.
+        """
+        zeros = bytes(4 * columns.shape[1])
+        index_of: dict[bytes, int] = {zeros: -1}
+        indices = [index_of.setdefault(column.tobytes(), len(index_of) - 1) for column in columns.astype(np.float32)]
+        del index_of[zeros]
         with self.hold_sync():
-            self.columns, self.values = indices, b"".join(content for content, place in places.items() if place >= 0)
+            self.columns, self.values = indices, b"".join(index_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -14,12 +15,12 @@ from dsexplore._internal.views.trace.figure_spec import Spec, byte_axis, finishe
 
 @dataclass(frozen=True)
 class DrawnRank:
-    """One rank of a drawn node, or the ranks at this place in several nodes that look the same."""
+    """One rank of a drawn node, or the ranks at this place in several equal nodes."""
 
     ranks: tuple[int, ...]
-    """Rank in the first node, in the second node, …"""
+    """The rank in each of the nodes."""
     value: float
-    """Value per step that sets the shade: bytes that the recorded ranks send to this rank, or seconds."""
+    """Bytes per step that the recorded ranks send to this rank, or seconds per step; sets the shade."""
     recorded: bool
     axes: tuple[str, ...]
     """Mesh axes over which the rank shares a group with a recorded rank."""
@@ -30,23 +31,25 @@ class DrawnNode:
     """One node, or several nodes that look the same."""
 
     numbers: tuple[int, ...]
+    """Numbers of the nodes."""
     cells: tuple[DrawnRank, ...]
 
 
 def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list[DrawnNode]:
-    """Return the nodes to draw; above ``most`` nodes, those that look the same are joined.
+    """Return the nodes to draw; if there are more than ``most``, those that look the same are joined.
 
     Args:
-        world: the map.
-        axis: axis to which shades and groups are restricted; None for all axes.
-        most: number of nodes up to which each is drawn individually.
+        world: The map.
+        axis: Axis to which shades and groups are restricted; None for all axes.
+        most: Number of nodes up to which each is drawn individually.
     """
     shades = world.to_shades(axis).tolist()
     recorded = {*world.tables.info.ranks, *world.senders}
     peers: dict[int, list[str]] = defaultdict(list)
     for name, groups in world.groups.items():
-        for rank in {rank for group in groups for rank in group} if axis in (None, name) else ():
-            peers[rank].append(name)
+        if axis in (None, name):
+            for rank in set(chain.from_iterable(groups)):
+                peers[rank].append(name)
     nodes: dict[object, list[int]] = defaultdict(list)
     for number in range(world.nodes):
         ranks = _ranks(world, number)
@@ -69,6 +72,7 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
 
 
 def _ranks(world: WorldMap, number: int) -> range:
+    """Return the ranks of the node with this number."""
     first = number * world.ranks_per_node
     return range(first, min(first + world.ranks_per_node, world.world_size))
 
@@ -79,8 +83,9 @@ _MOST_NODES = 2048
 def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
     """Return a heatmap of the bytes per step that recorded ranks send to each rank, or of the map's seconds.
 
-    Counts one axis, or all if ``axis`` is None. The colors run from 0 to the highest value of any rank over all
-    axes, whichever axis is chosen.
+    Args:
+        world: The map.
+        axis: Axis that is counted; None for all. The color scale is the same for every axis.
     """
     nodes = min(world.nodes, _MOST_NODES)
     sizes = np.zeros(world.nodes * world.ranks_per_node)

@@ -1,4 +1,4 @@
-"""The view of a `WorldMap`: text, and a drawing of the nodes with a table of the links."""
+"""The view of a `WorldMap`: nodes with their ranks, shaded by what is sent to each, and a table of the links."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class WorldMapView(View):
         self._world = world
 
     def text(self) -> str:
-        """Return what the map is of, its verdict, and a line per axis and level of link."""
+        """Return the title, the verdict, and a line per axis and level of link."""
         return "\n".join([_title(self._world), *(f"  {html.plain(line, longest=0)}" for line in self._world.lines())])
 
     def html(self) -> str:
@@ -73,7 +73,7 @@ class WorldMapView(View):
         """Return a heatmap with a row per node and a column per rank in it.
 
         Args:
-            axis: a mesh axis; None for all of them.
+            axis: A mesh axis; None for all of them.
         """
         import plotly.graph_objects as go  # takes long to import
 
@@ -84,13 +84,14 @@ class WorldMapView(View):
     def explore(self) -> Any:
         """Return the map with a choice of axes; a click on a rank selects what is sent to it.
 
-        ``.selection`` is the `Trace` of that, the whole trace before any click; ``.select(rank)`` clicks.
+        ``.selection`` is the `Trace` of the selected events, the whole trace before any click. ``.select(rank)`` does
+        the same as a click.
         """
         import ipywidgets
 
         from dsexplore._internal.views.widgets.chart_explorer import ChartExplorer
 
-        world, rank, said = self._world, None, ipywidgets.HTML()
+        world, rank, description = self._world, None, ipywidgets.HTML()
         names = [("all axes", None), *((name, name) for name in world.axes)]
         axes = ipywidgets.Dropdown(options=names, description="axis")
 
@@ -99,21 +100,21 @@ class WorldMapView(View):
             rank = chosen
             explorer.selection = Trace(world.tables) if rank is None else world.talks_to(rank, axes.value)
             if rank is None:
-                said.value = "A click on a rank selects what is sent to it."
+                description.value = "A click on a rank selects what is sent to it."
             else:
-                said.value = html.escape(_rank_text(world, rank, axes.value, len(explorer.selection)))
+                description.value = html.escape(_rank_text(world, rank, axes.value, len(explorer.selection)))
 
         def draw(axis: str | None) -> tuple[Any, str]:
             return self.figure(axis), f"world map, {axis or 'all axes'}"
 
-        explorer = ChartExplorer(self, draw, select, {"axis": axes}, [said])
+        explorer = ChartExplorer(self, draw=draw, select=select, controls={"axis": axes}, below=[description])
         axes.observe(lambda _: select(rank), "value")
         select(None)
         return explorer
 
 
 def _rank_text(world: WorldMap, rank: int, axis: str | None, events: int) -> str:
-    """Return what a rank has to do with the recorded ones on an axis, or on all for None."""
+    """Return what a rank exchanges with the recorded ranks on an axis (None: on all), and the number of its events."""
     amount = value_text(world, world.to_shades(axis)[rank])
     shared = "with" if world.running is not None else "from"
     return f"rank {rank}: {amount} a step {shared} the recorded ranks; {events:,} events selected"
@@ -128,7 +129,7 @@ class Look:
     live: bool = False
     """True if ranks and links can be clicked."""
     picked: tuple[int, ...] = ()
-    """Selected ranks."""
+    """Ranks that are drawn as selected."""
     link: int = -1
     """Index of the selected row in the table of links; −1 for none."""
 
@@ -136,55 +137,51 @@ class Look:
 def map_html(world: WorldMap, look: Look = Look()) -> str:
     """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
     unknown = unknown_bytes(world) if world.received else ""
-    more = f" More may be sent: {html.escape(unknown)}." if unknown else ""
-    title = f"<p>{html.prose(_title(world), longest=200)}</p>{html.verdict(world.verdict(), more=more)}"
+    more = [f"More may be sent: {unknown}."] if unknown else []
+    title = f"<p>{html.prose(_title(world), longest=200)}</p>{html.verdict(world.verdict())}{html.sentences(more)}"
     if not world.received:
         return title
-    top = look.top or float(world.to_shades().max()) or 1.0
-    look = replace(look, top=top)
+    look = replace(look, top=look.top or float(world.to_shades().max()) or 1.0)
     return title + _key(world, look) + _nodes_html(world, look) + _table(world, look) + _rules(world)
 
 
 def _title(world: WorldMap) -> str:
-    """Return what the map is of, in one line."""
+    """Return the ranks, their nodes and mesh, and the quantity that shades the map, in one line."""
     ranks = world.senders or world.tables.info.ranks
-    senders = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
+    senders = f"rank {ranks[0]} sends" if len(ranks) == 1 else f"{len(ranks):,} ranks send"
+    shown = f"what {senders} in a step"
+    if world.running is not None:
+        shown = f"time in collectives per step, {world.running.times.source}"
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
-    send = "sends" if len(ranks) == 1 else "send"
-    shown = f"what {senders} {send}" if world.running is None else f"how long collectives of {senders} run"
-    times = f" ({world.running.times.source})" if world.running is not None else ""
-    return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step{times}", longest=200)
+    return html.plain(f"World map: {world.extent}{mesh}; {shown}", longest=200)
 
 
 def _key(world: WorldMap, look: Look) -> str:
+    """Return which axes the colors stand for, and the scale of the shades."""
     scale = f'<span class="ramp" style="background:linear-gradient(90deg,transparent,{SHADE})"></span>'
-    what, top = (
-        (f"{world.sizes} bytes that a rank gets of the recorded ones in a step", format_bytes(look.top))
-        if world.running is None
-        else ("seconds of a step that a rank is in collectives", format_seconds(look.top))
-    )
+    what, top = f"{world.sizes} bytes that a rank receives from the recorded ones in a step", format_bytes(look.top)
+    if world.running is not None:
+        what, top = "seconds of a step that a rank is in collectives", format_seconds(look.top)
     axes = dict.fromkeys(axis for node in node_boxes(world) for cell in node.cells for axis in _striped(cell))
     below = f"Below a number: axis {', '.join(html.axis_key(axis, longest=40) for axis in axes)}. " if axes else ""
     return f'<p class="dim">{below}Shade: {what}, 0 {scale} {top}.</p>'
 
 
 def _striped(cell: DrawnRank) -> tuple[str, ...]:
-    """Return the axes whose colors are below a rank's number: none where no group is of a mesh."""
-    return () if {*cell.axes} <= {"", NO_AXIS} else tuple(cell.axes)
+    """Return the axes whose colors are below a rank's number: none if no group belongs to a mesh."""
+    return () if {*cell.axes} <= {"", NO_AXIS} else cell.axes
 
 
 def _rules(world: WorldMap) -> str:
-    """Return what marks and numbers mean, closed at first."""
+    """Return what the marks and numbers mean, folded behind a "?"."""
     framed = (
         "Underlined: recorded. A thick frame: in a group of a recorded rank, on the axes whose colors are below its "
         "number."
     )
     outlined = f" Outlined with a number: the groups of {html.name(world.axis, longest=40)}." if world.axis else ""
-    about = (
-        "What a collective sends is shared equally among the other ranks of its group; start-up is left out."
-        if world.running is None
-        else html.escape(about_seconds(world), longest=1000)
-    )
+    about = "The bytes of a collective are divided equally among the other ranks of its group. Start-up is not counted."
+    if world.running is not None:
+        about = html.escape(about_seconds(world), longest=1000)
     return html.how(f"{framed}{outlined} {about}")
 
 
@@ -193,40 +190,50 @@ def _nodes_html(world: WorldMap, look: Look) -> str:
     nodes, groups = node_boxes(world), world.group_of_each()
     hidden = sum(len(node.numbers) for node in nodes[_MOST_NODES:])
     more = f'<p class="dim">{hidden:,} more {world.box}s are not drawn.</p>' if hidden else ""
-    drawn = "".join(_node(world, node, groups, i, look) for i, node in enumerate(nodes[:_MOST_NODES]))
+    drawn = "".join(_node(world, node, groups, number=i, look=look) for i, node in enumerate(nodes[:_MOST_NODES]))
     return f'<div class="nodes">{drawn}</div>{more}'
 
 
-def _node(world: WorldMap, node: DrawnNode, groups: dict[int, int], number: int, look: Look) -> str:
+def _node(world: WorldMap, node: DrawnNode, groups: dict[int, int], *, number: int, look: Look) -> str:
+    """Return the box of a node, the ``number``-th that is drawn; ``groups``: {rank: number of its outlined group}."""
     if len(node.numbers) > 1:
         name = f"{world.box}s {format_ranges(node.numbers, 3)} (each of {len(node.numbers):,})"
     else:
         name = f"{world.box} {node.numbers[0]}"
-    cells = "".join(_cell(world, cell, groups, f"{number}.{i}", look) for i, cell in enumerate(node.cells))
+    cells = "".join(_cell(world, cell, groups, place=f"{number}.{i}", look=look) for i, cell in enumerate(node.cells))
     columns = f"grid-template-columns:repeat({min(_COLUMNS, len(node.cells))},auto)"
     return f'<div class="node">{html.escape(name)}<div style="{columns}">{cells}</div></div>'
 
 
-def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, look: Look) -> str:
+def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], *, place: str, look: Look) -> str:
+    """Return the cell of a rank, or of the ranks at this place in several equal nodes.
+
+    Args:
+        world: The map.
+        cell: What is drawn.
+        groups: {rank: number of its outlined group}.
+        place: ``"3.5"`` for the sixth cell of the fourth drawn node.
+        look: Options of the map, with the value of the darkest shade.
+    """
     several = len(cell.ranks) > 1
     rank_text = f"each of ranks {format_ranges(cell.ranks, 3)}" if several else f"rank {cell.ranks[0]}"
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""
     group = groups.get(cell.ranks[0]) if not several else None
     numbered = f", group {group}" if group is not None else ""
-    some = len(world.senders) < world.world_size  # where all are recorded, all are alike
-    kind = f"rank{' in' if cell.axes else ''}{' some' if some and cell.axes else ''}"
-    kind += " own" if some and cell.recorded else ""
+    marks_recorded = len(world.senders) < world.world_size  # nothing to mark where all ranks are recorded
+    kind = f"rank{' in' if cell.axes else ''}{' some' if marks_recorded and cell.axes else ''}"
+    kind += " own" if marks_recorded and cell.recorded else ""
     kind += f" g{group % len(AXES)}" if group is not None else ""
     spoken = html.escape(
         f"{rank_text}: {value_text(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
     )
     share = round(85 * min(1.0, cell.value / look.top))
     shade = f"background:color-mix(in srgb,{SHADE} {share}%,transparent)" if share else ""
-    ink = ";color:#fff" if share > _DARK else ""
+    text_color = ";color:#fff" if share > _DARK else ""
     text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
     stripes = "".join(f'<i class="a{color}"></i>' for color in sorted(map(axis_number, _striped(cell))))
     text += f"<s>{stripes}</s>" if stripes else ""
-    drawn = f'class="{kind}" style="{shade}{ink}" title="{spoken}" aria-label="{spoken}"'
+    drawn = f'class="{kind}" style="{shade}{text_color}" title="{spoken}" aria-label="{spoken}"'
     if look.live:
         first = 0 if place == "0.0" else -1
         state = f'data-cell="{place}" tabindex="{first}" aria-pressed="{str(cell.ranks == look.picked).lower()}"'
@@ -235,12 +242,13 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
 
 
 def _table(world: WorldMap, look: Look) -> str:
-    rows_of_links = link_rows(world)
+    """Return a row per axis and level of link; empty if it would only repeat the verdict."""
+    links = link_rows(world)
     if not look.live and world.running is not None:
-        rows_of_links = merged(rows_of_links)
-        if len(rows_of_links) == 1:
-            return ""  # the sentence above it says the same
-    top = max((row.value for row in rows_of_links), default=0) or 1
+        links = merged(links)
+        if len(links) == 1:
+            return ""
+    top = max((link.value for link in links), default=0) or 1
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
     columns = (
         text("axis", lambda row: html.axis_key(row.axis, longest=40)),
@@ -253,10 +261,10 @@ def _table(world: WorldMap, look: Look) -> str:
     )
     marks = [
         f' data-link="{i}" tabindex="0" aria-selected="{str(i == look.link).lower()}"'
-        for i in range(len(rows_of_links))
+        for i in range(len(links))
         if look.live
     ]
-    return table(columns, rows_of_links, attributes=marks)
+    return table(columns, links, attributes=marks)
 
 
 def _level_bar(axis: str, share: float) -> str:
