@@ -93,7 +93,7 @@ def test_a_wait_that_nobody_recorded_is_unknown(simulated: Trace, tmp_path: Path
     assert frame.filter(~called).select("exposed_measured", "off").null_count().row(0) == (0, 0)
     page = prediction.to_html(tmp_path / "page.html", measured=trace).read_text()
     assert ">unknown<" in page
-    assert "so what is exposed counts as compute" in page
+    assert "so their exposed time counts as compute" in page
 
 
 def test_a_trace_without_times_cannot_stand_beside(simulated: Trace) -> None:

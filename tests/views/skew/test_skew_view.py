@@ -86,7 +86,7 @@ def test_of_many_collectives_and_ranks_those_with_most_waiting_are_drawn(tmp_pat
     drawn = window(skew)
     assert (drawn.collectives, drawn.all_collectives, len(drawn.ranks), drawn.hidden_ranks) == (24, 200, 16, 8)
     assert 20 in drawn.ranks
-    assert drawn.arrived["number"].min() >= 150  # type: ignore[operator]
+    assert drawn.arrivals["number"].min() >= 150  # type: ignore[operator]
     shown = html_of(skew)
     assert "8 more ranks are not drawn." in shown
     assert "200 collectives, of which the consecutive 24 with most waiting are drawn" in shown

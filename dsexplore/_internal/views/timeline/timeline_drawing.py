@@ -170,7 +170,7 @@ def _paths_of_spans(lane_boxes: Boxes, lane: int, colors: list[Color], columns: 
     return _filled(runs, colors)
 
 
-class _Run(NamedTuple):
+class _JoinedBoxes(NamedTuple):
     """Neighboring boxes of columns that have one height and one mark; positions are numbers of columns."""
 
     left: int
@@ -181,9 +181,9 @@ class _Run(NamedTuple):
 
 def _paths_of_columns(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
     """Return the boxes of a lane as an SVG path per color; equal boxes of neighboring columns are joined."""
-    runs: list[_Run] = []
+    runs: list[_JoinedBoxes] = []
     for i in (lane_boxes.lane == lane).nonzero()[0].tolist():
-        box = _Run(
+        box = _JoinedBoxes(
             left=round(lane_boxes.begin[i] * columns),
             width=max(1, round((lane_boxes.end[i] - lane_boxes.begin[i]) * columns)),
             height=round(2 + (_LANE - 2) * float(lane_boxes.level[i])),

@@ -67,7 +67,7 @@ class TimelineView(View):
 
     @cached_property
     def _concluded(self) -> Timeline:
-        """The timeline with its verdict as `Timeline.conclusion`; with the verdict of the stages for a pipeline."""
+        """Timeline whose `Timeline.conclusion` is its verdict, or that of the stages for a pipeline."""
         return replace(self._timeline, conclusion=(self._stages or self._timeline).verdict())
 
     @property
