@@ -191,7 +191,7 @@ def test_tab_completes_options_and_the_question_mark_lists_them(plain_shell: Int
             assert option in found, (text, jedi)
     asked = plain_shell.object_inspect_text("trace.explore", detail_level=0)
     assert re.search("height: '?int'? = 420", asked)
-    assert "height of the tree in pixels" in asked
+    assert "Height of the tree in pixels" in asked
 
 
 @pytest.mark.parametrize("method", ["predict", "world_map", "timeline"])
