@@ -347,7 +347,7 @@ def test_objects_are_loaded_without_running_code_or_not_at_all(ranks: Callable[.
         assert plain == [[{"a": [1]}] * 2] * 2
         assert [name for name, _ in code] == ["UnpicklingError"] * 2
     else:
-        told = f"all_gather_object(weights_only=True): torch {torch.__version__} has no such choice"
+        told = f"all_gather_object(weights_only=True): torch {torch.__version__} has no such option"
         assert all(name == "UsageError" and text.startswith(told) for name, text in [*plain, *code])
 
 

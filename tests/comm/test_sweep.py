@@ -115,7 +115,7 @@ def test_all_ops_on_real_ranks() -> None:
         assert point.rounds == pytest.approx((1e-3, 1e-3))
         assert point.quartiles == pytest.approx((1e-3, 1e-3))
         assert point.calls == 2 * 5  # as many of a millisecond as fit into the time, in each round
-    assert [p.message_bytes for p in result.of("all_gather")] == [8, 4096]
+    assert [p.message_bytes for p in result.points_of("all_gather")] == [8, 4096]
 
 
 @pytest.mark.processes
@@ -312,8 +312,8 @@ def test_its_own_table_can_be_read(tmp_path: Path) -> None:
     path.write_text(f"{ranks}\n{small().to_nccl_tests('all_reduce')}\n", encoding="utf-8")
     read = read_nccl_tests(path, op="all_reduce")
     assert read.conditions.ranks == 8
-    printed = [p.seconds for p in small().of("all_reduce")]
-    assert [p.seconds for p in read.of("all_reduce")] == pytest.approx(printed, rel=1e-4)
+    printed = [p.seconds for p in small().points_of("all_reduce")]
+    assert [p.seconds for p in read.points_of("all_reduce")] == pytest.approx(printed, rel=1e-4)
 
 
 NEW = """# nccl-tests version 2.17.9 nccl-headers=22602 nccl-library=22602

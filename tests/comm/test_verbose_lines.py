@@ -98,11 +98,11 @@ def test_a_verbose_line_of_another_layer_comes_with_the_next_call_once_its_end_i
     _, second, _ = one_logged("second")
     printer.follow(first)
     printer.follow(second)
-    printer.print_over()
+    printer.print_completed()
     assert capsys.readouterr().out == ""
     second.end = 2000
-    printer.print_over()
-    printer.print_over()
+    printer.print_completed()
+    printer.print_completed()
     assert capsys.readouterr().out == "second | group 0 | 8 B | 0.002 ms | algbw 4 MB/s | busbw 4 MB/s\n"
-    printer.print_rest()
+    printer.print_all()
     assert capsys.readouterr().out == "first | group 0 | 8 B | –\n"

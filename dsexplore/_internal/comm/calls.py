@@ -1,13 +1,13 @@
-"""The collectives on tensors, with torch's parameters, DeepSpeed's names for them, and three parameters for the log.
+"""The collectives on tensors. Each takes the parameters of torch's function, and three for the log.
 
-``prof=True`` records the call even if the log does not record all; ``log_name`` is the name it is recorded under;
-``debug`` is the caller's name in a log in debug mode (determined automatically if omitted).
+``prof=True`` logs the call even if the log does not record all calls. ``log_name`` is the name to log it under.
+``debug`` is the caller's name in a log in debug mode; if omitted, it is read from the stack. Where DeepSpeed has other
+names for torch's parameters, both names are accepted.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as td
@@ -36,7 +36,7 @@ def all_reduce(
         ...     dist.all_reduce(torch.ones(8))
     """
     args = (tensor, to_torch(op), group, async_op)
-    return issue(s.ALL_REDUCE, args, group, async_op, prof, log_name, debug)
+    return issue(s.ALL_REDUCE, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def inference_all_reduce(
@@ -57,7 +57,7 @@ def inference_all_reduce(
         torch.Size([8])
     """
     args = (tensor, to_torch(op), group, async_op)
-    work = issue(s.INFERENCE_ALL_REDUCE, args, group, async_op, prof, log_name, debug)
+    work = issue(s.INFERENCE_ALL_REDUCE, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
     return work if async_op else tensor
 
 
@@ -79,7 +79,7 @@ def reduce(
         ...     dist.reduce(torch.ones(8), dst=0)
     """
     args = (tensor, dst, to_torch(op), group, async_op, group_dst)
-    return issue(s.REDUCE, args, group, async_op, prof, log_name, debug)
+    return issue(s.REDUCE, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def broadcast(
@@ -99,7 +99,7 @@ def broadcast(
         ...     dist.broadcast(torch.ones(8), src=0)
     """
     args = (tensor, src, group, async_op, group_src)
-    return issue(s.BROADCAST, args, group, async_op, prof, log_name, debug)
+    return issue(s.BROADCAST, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def all_gather(
@@ -119,7 +119,7 @@ def all_gather(
         ...     dist.all_gather(parts, torch.ones(8))
     """
     args = (tensor_list, tensor, group, async_op)
-    return issue(s.ALL_GATHER, args, group, async_op, prof, log_name, debug)
+    return issue(s.ALL_GATHER, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def all_gather_into_tensor(
@@ -139,9 +139,9 @@ def all_gather_into_tensor(
         >>> with dsexplore.simulate(4):
         ...     dist.all_gather_into_tensor(torch.empty(32), torch.ones(8))
     """
-    given = _either("all_gather_into_tensor", "input_tensor", input_tensor, tensor)
-    args = (output_tensor, given, group, async_op)
-    return issue(s.ALL_GATHER_INTO_TENSOR, args, group, async_op, prof, log_name, debug)
+    source = _given_once("all_gather_into_tensor", input_tensor=input_tensor, tensor=tensor)
+    args = (output_tensor, source, group, async_op)
+    return issue(s.ALL_GATHER_INTO_TENSOR, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def all_gather_single(
@@ -160,7 +160,7 @@ def all_gather_single(
         ...     dist.all_gather_single(torch.empty(32), torch.ones(8))
     """
     args = (output_tensor, input_tensor, group, async_op)
-    return issue(s.ALL_GATHER_SINGLE, args, group, async_op, prof, log_name, debug)
+    return issue(s.ALL_GATHER_SINGLE, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def all_gather_base(
@@ -179,7 +179,7 @@ def all_gather_base(
         ...     dist.all_gather_base(torch.empty(32), torch.ones(8))
     """
     args = (output_tensor, input_tensor, group, async_op)
-    return issue(s.ALL_GATHER_BASE, args, group, async_op, prof, log_name, debug)
+    return issue(s.ALL_GATHER_BASE, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def reduce_scatter(
@@ -199,7 +199,7 @@ def reduce_scatter(
         ...     dist.reduce_scatter(torch.empty(8), [torch.ones(8) for _ in range(4)])
     """
     args = (output, input_list, to_torch(op), group, async_op)
-    return issue(s.REDUCE_SCATTER, args, group, async_op, prof, log_name, debug)
+    return issue(s.REDUCE_SCATTER, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def reduce_scatter_tensor(
@@ -221,10 +221,10 @@ def reduce_scatter_tensor(
         >>> with dsexplore.simulate(4):
         ...     dist.reduce_scatter_tensor(torch.empty(8), torch.ones(32))
     """
-    kept = _either("reduce_scatter_tensor", "output", output, output_tensor, "output_tensor")
-    given = _either("reduce_scatter_tensor", "input", input, tensor)
-    args = (kept, given, to_torch(op), group, async_op)
-    return issue(s.REDUCE_SCATTER_TENSOR, args, group, async_op, prof, log_name, debug)
+    result = _given_once("reduce_scatter_tensor", output=output, output_tensor=output_tensor)
+    source = _given_once("reduce_scatter_tensor", input=input, tensor=tensor)
+    args = (result, source, to_torch(op), group, async_op)
+    return issue(s.REDUCE_SCATTER_TENSOR, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def reduce_scatter_single(
@@ -244,7 +244,7 @@ def reduce_scatter_single(
         ...     dist.reduce_scatter_single(torch.empty(8), torch.ones(32))
     """
     args = (output, input, to_torch(op), group, async_op)
-    return issue(s.REDUCE_SCATTER_SINGLE, args, group, async_op, prof, log_name, debug)
+    return issue(s.REDUCE_SCATTER_SINGLE, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def all_to_all_single(
@@ -266,9 +266,9 @@ def all_to_all_single(
         >>> with dsexplore.simulate(4):
         ...     dist.all_to_all_single(torch.empty(8), torch.ones(8))
     """
-    given = _either("all_to_all_single", "input", input, tensor)
-    args = (output, given, output_split_sizes, input_split_sizes, group, async_op)
-    return issue(s.ALL_TO_ALL_SINGLE, args, group, async_op, prof, log_name, debug)
+    source = _given_once("all_to_all_single", input=input, tensor=tensor)
+    args = (output, source, output_split_sizes, input_split_sizes, group, async_op)
+    return issue(s.ALL_TO_ALL_SINGLE, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def all_to_all(
@@ -288,7 +288,7 @@ def all_to_all(
         ...     dist.all_to_all(received, [torch.ones(2) for _ in range(4)])
     """
     args = (output_tensor_list, input_tensor_list, group, async_op)
-    return issue(s.ALL_TO_ALL, args, group, async_op, prof, log_name, debug)
+    return issue(s.ALL_TO_ALL, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def gather(
@@ -310,7 +310,7 @@ def gather(
         ...     dist.gather(torch.ones(8), parts, dst=0)
     """
     args = (tensor, gather_list, dst, group, async_op, group_dst)
-    return issue(s.GATHER, args, group, async_op, prof, log_name, debug)
+    return issue(s.GATHER, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def scatter(
@@ -331,7 +331,7 @@ def scatter(
         ...     dist.scatter(torch.empty(8), [torch.ones(8) for _ in range(4)], src=0)
     """
     args = (tensor, scatter_list, src, group, async_op, group_src)
-    return issue(s.SCATTER, args, group, async_op, prof, log_name, debug)
+    return issue(s.SCATTER, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def barrier(
@@ -355,7 +355,7 @@ def barrier(
     if timeout is not None and not has_barrier_timeout():
         raise UsageError("torch's barrier takes a timeout from version 2.13 on: call monitored_barrier(timeout=…)")
     args = (group, async_op, device_ids) if timeout is None else (group, async_op, device_ids, timeout)
-    return issue(s.BARRIER, args, group, async_op, prof, log_name, debug)
+    return issue(s.BARRIER, args, group, is_async=async_op, prof=prof, log_name=log_name, debug=debug)
 
 
 def monitored_barrier(
@@ -373,12 +373,17 @@ def monitored_barrier(
         ...     dist.monitored_barrier()
     """
     args = (group, timeout, wait_all_ranks)
-    issue(s.MONITORED_BARRIER, args, group, False, prof, log_name, debug)
+    issue(s.MONITORED_BARRIER, args, group, prof=prof, log_name=log_name, debug=debug)
 
 
-def _either(call: str, name: str, value: Any, other: Any, other_name: str = "tensor") -> Any:
-    """Return the argument given under one of the two names of a parameter, torch's or DeepSpeed's."""
-    if (value is None) == (other is None):
-        problem = "missing" if value is None else "given twice"
-        raise TypeError(f"{call}: {name} / {other_name} is {problem}: give it once")
-    return other if value is None else value
+def _given_once(call: str, **by_name: torch.Tensor | None) -> torch.Tensor:
+    """Return the argument of a parameter with several names, torch's and DeepSpeed's.
+
+    Raises:
+        TypeError: the argument is given under none of the names, or under more than one.
+    """
+    tensors = [tensor for tensor in by_name.values() if tensor is not None]
+    if len(tensors) != 1:
+        problem = "given twice" if tensors else "missing"
+        raise TypeError(f"{call}: {' / '.join(by_name)} is {problem}: give it once")
+    return tensors[0]

@@ -1,10 +1,10 @@
-"""Several collectives launched as one: torch's coalescing manager, with the log and errors of this package."""
+"""Launch several collectives as one: torch's coalescing manager, with this package's log and errors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as td
@@ -25,6 +25,13 @@ _open: dict[Any, Batch] = {}
 """{group: the batch for which it collects calls}."""
 
 
+class _DeferredCall(NamedTuple):
+    """A call that torch launches only at the end of the block."""
+
+    call: LoggedCall
+    args: Sequence[object]
+
+
 class Batch:
     """The calls of one coalesced launch.
 
@@ -36,8 +43,8 @@ class Batch:
         self.collected = collected
         self.issued: list[Issued] = []
         """Collectives that torch issued immediately, for a backend with its own coalescing."""
-        self.deferred: dict[int, tuple[LoggedCall, Sequence[object]]] = {}
-        """{position in `collected`: (call, its arguments)} of the calls that torch will launch as one collective."""
+        self.deferred: dict[int, _DeferredCall] = {}
+        """{position in `collected`: call} of the logged calls that torch will launch as one collective."""
         self.copies: list[CopyBack] = []
         self.works: list[td.Work] = []
 
@@ -46,12 +53,15 @@ class Batch:
         if call is not None and call.issued:
             self.issued += call.issued
         elif call is not None:
-            self.deferred[len(self.collected) - 1] = call, args
+            self.deferred[len(self.collected) - 1] = _DeferredCall(call, args)
         self.copies.extend(copies)
 
     def label(self, is_async: bool) -> LoggedCall:
         """Return the label of the one collective that torch launches at the end."""
-        members = [self.deferred.get(place, (None,))[0] for place in range(len(self.collected))]
+        members = [
+            self.deferred[position].call if position in self.deferred else None
+            for position in range(len(self.collected))
+        ]
         is_wanted = any(member is not None and member.is_wanted for member in members)
         label = LoggedCall(BATCH, BATCH.name, is_wanted, ends_with_call=not is_async)
         label.members = members
@@ -59,11 +69,11 @@ class Batch:
 
     def fail(self, error: Exception, group: td.ProcessGroup) -> None:
         """Log the calls of a block that raised before torch launched them."""
-        for call, args in self.deferred.values():
-            comms_logger.fail(call, error, args, group)
+        for deferred in self.deferred.values():
+            comms_logger.fail(deferred.call, error, deferred.args, group)
 
     def append(self, work: td.Work | None = None) -> None:
-        """Add a handle to wait for, as torch's manager allows."""
+        """Add a handle that `wait` waits for; torch's manager has this method too."""
         if work is not None:
             self.works.append(work)
 
@@ -74,7 +84,7 @@ class Batch:
 
 
 def open_batch(group: Any) -> Batch | None:
-    """Return the batch that calls on this group currently belong to, or None."""
+    """Return the batch that calls on this group currently belong to; None outside a coalescing block."""
     collecting = process_groups.collected_calls()
     if not collecting or group not in collecting:
         return None
@@ -92,9 +102,9 @@ def coalescing_manager(
     """Launch the all_reduces, all_gathers or reduce_scatters of the block as one collective.
 
     Args:
-        group: the process group of all of them; None for the world.
-        device: for backends with their own coalescing (NCCL); None if torch fuses the calls (gloo).
-        async_ops: leave the block without waiting; ``wait()`` of the yielded batch waits for all.
+        group: the process group of all calls; None for the world.
+        device: device of the tensors, for a backend that coalesces calls itself (NCCL); None if torch does (gloo).
+        async_ops: leave the block without waiting; ``wait()`` of the yielded batch waits for all calls.
         call: name of the call in errors and in the log.
 
     Examples:
@@ -104,7 +114,9 @@ def coalescing_manager(
         ...         dist.all_reduce(torch.ones(8))
     """
     live: Any = td.group.WORLD if group is None else group
-    outer, batch, label = current.label, Batch(), LoggedCall(BATCH, call, is_wanted=False, ends_with_call=True)
+    outer = current.label
+    batch = Batch()
+    label = LoggedCall(BATCH, call, is_wanted=False, ends_with_call=True)
     try:
         with process_groups.coalescing_manager(live, device, async_ops) as manager:
             batch = _open[live] = Batch(process_groups.collected_calls()[live])
@@ -121,7 +133,7 @@ def coalescing_manager(
     finally:
         current.label = outer
         _open.pop(live, None)
-        # torch leaves the list of an interrupted block behind, and would swallow the next calls on the group.
+        # After an exception, torch keeps the block's list, and would never launch the next calls on the group.
         process_groups.collected_calls().pop(live, None)
     if batch.issued:
         in_use().number_batch(batch.issued)

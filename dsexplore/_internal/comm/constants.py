@@ -1,4 +1,4 @@
-"""Names of backends, and the keys and defaults of the comms logger's configuration, as DeepSpeed has them."""
+"""Names of backends, and keys and defaults of the comms logger's configuration: those of ``deepspeed.comm``."""
 
 NCCL_BACKEND = "nccl"
 CCL_BACKEND = "ccl"
@@ -12,7 +12,7 @@ DEFAULT_AML_NCCL_SOCKET_IFNAME = "^docker0,lo"
 
 COMMS_LOGGER = "comms_logger"
 COMMS_LOGGER_FORMAT = """
-In a ds_config, the comms logger is set by this block; a key that is left out has its default.
+In a ds_config, this block configures the comms logger; an omitted key has its default.
 "comms_logger": {
   "enabled": true,
   "verbose": false,

@@ -1,4 +1,4 @@
-"""Module-level functions that only DeepSpeed has: features, old names, the log; and `check`."""
+"""Functions of ``deepspeed.comm`` that torch does not have: features, older names and the log; and `check`."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapp
     """Print the log on rank 0, return it as a dict, or both.
 
     Args:
-        show_straggler: add how long ranks waited for each other. Every rank of the world must then make this call.
+        show_straggler: also print how long ranks waited for each other; every rank of the world must then make this
+            call.
         return_dict: return the dict that `CommsLogger.log_all` describes, on every rank.
 
     Examples:
@@ -106,8 +107,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapp
         >>> dist.configure(enabled=False)
         >>> dist.reset_log()
     """
-    first = not is_initialized() or td.get_rank() == 0
-    return comms_logger.log_all(print_log=first, show_straggler=show_straggler, return_dict=return_dict)
+    is_first_rank = not is_initialized() or td.get_rank() == 0
+    return comms_logger.log_all(print_log=is_first_rank, show_straggler=show_straggler, return_dict=return_dict)
 
 
 def check() -> None:
@@ -168,5 +169,6 @@ def get_logged_comm_ops() -> list[str]:
 
 
 def _backend(call: str) -> Any:
+    """Return the backend in use; `call` names the caller in the error that is raised without a world."""
     require_initialized(call)
     return launch.current_backend()

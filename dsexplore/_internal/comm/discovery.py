@@ -1,7 +1,6 @@
-"""Find rank, world size and rendezvous of a process that no torch launcher has started.
+"""Find the rank, the world size and the rendezvous of a process that was not started by a torch launcher.
 
-Each function reads only the environment passed to it (and MPI, if it is for MPI), and returns the variables to set, so
-that they can be inspected first.
+Each function reads only the environment that it is passed, or MPI, and returns the environment variables to set.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from dsexplore._internal.signatures import names_arguments
 
 _log = logging.getLogger("dsexplore.comm")
 
-NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_AML_PORT_OF_SEVERAL_NODES = 6105
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_AML_MULTI_NODE_PORT = 6105
 
 
 @names_arguments
@@ -69,64 +68,66 @@ def discover(
     Raises:
         UsageError: none of the known launchers started this process.
     """
-    if all(name in environment for name in NEEDED):
+    if all(name in environment for name in _REQUIRED):
         return {}
     if in_aml(environment) and not in_dlts(environment):
         return from_aml(environment)
     if in_aws_sm(environment):
         return from_sagemaker(environment)
-    if importlib.util.find_spec("mpi4py") is not None and not _complete_without_mpi4py(environment):
+    if importlib.util.find_spec("mpi4py") is not None and not _has_open_mpi_rendezvous(environment):
         return from_mpi4py(distributed_port)
     if in_open_mpi(environment):
         return from_open_mpi(environment, distributed_port)
-    missing = ", ".join(name for name in NEEDED if name not in environment)
+    missing = ", ".join(name for name in _REQUIRED if name not in environment)
     raise UsageError(
         f"cannot initialize: {missing} not set, and no MPI, Azure ML or SageMaker found."
         " Start the program with torchrun or mpirun, or pass rank, world_size and init_method"
     )
 
 
-def _complete_without_mpi4py(environment: Mapping[str, str]) -> bool:
+def _has_open_mpi_rendezvous(environment: Mapping[str, str]) -> bool:
     """Return True if Open MPI's variables suffice to rendezvous; on several nodes they lack the master's address."""
-    return in_open_mpi(environment) and ("MASTER_ADDR" in environment or _single_node(environment))
+    return in_open_mpi(environment) and ("MASTER_ADDR" in environment or _is_single_node(environment))
 
 
-def _single_node(environment: Mapping[str, str]) -> bool:
+def _is_single_node(environment: Mapping[str, str]) -> bool:
     return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == environment.get("OMPI_COMM_WORLD_SIZE")
 
 
 def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict[str, str]:
-    """Return the variables of a torch launcher, made from mpirun's; the master's address and port are kept if set."""
-    if "MASTER_ADDR" not in environment and not _single_node(environment):
-        hint = "set MASTER_ADDR to the node of rank 0, or install mpi4py, which finds it"
-        raise UsageError(f"mpirun started this on several nodes and MASTER_ADDR is not set: {hint}")
+    """Return the variables that a torch launcher would set, from mpirun's; a set master address and port are kept."""
+    if "MASTER_ADDR" not in environment and not _is_single_node(environment):
+        raise UsageError(
+            "mpirun started this on several nodes and MASTER_ADDR is not set: set MASTER_ADDR to the node of rank 0, "
+            "or install mpi4py, which finds it"
+        )
     return {
-        **_ranks_of_open_mpi(environment, "mpirun"),
+        **_open_mpi_ranks(environment, "mpirun"),
         "MASTER_ADDR": environment.get("MASTER_ADDR", "127.0.0.1"),
         "MASTER_PORT": environment.get("MASTER_PORT", str(distributed_port)),
     }
 
 
 def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a torch launcher, made from Azure Machine Learning's."""
-    variables = _ranks_of_open_mpi(environment, "Azure ML")
+    """Return the variables that a torch launcher would set, from Azure Machine Learning's."""
+    variables = _open_mpi_ranks(environment, "Azure ML")
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == variables["WORLD_SIZE"]:
-        variables["MASTER_ADDR"] = _needed(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
+        variables["MASTER_ADDR"] = _required(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
         variables["MASTER_PORT"] = DEFAULT_AML_MASTER_PORT
     else:
-        variables["MASTER_ADDR"] = _needed(environment, "AZ_BATCH_MASTER_NODE", "Azure ML").partition(":")[0]
-        variables["MASTER_PORT"] = environment.get("MASTER_PORT", str(_AML_PORT_OF_SEVERAL_NODES))
+        variables["MASTER_ADDR"] = _required(environment, "AZ_BATCH_MASTER_NODE", "Azure ML").partition(":")[0]
+        variables["MASTER_PORT"] = environment.get("MASTER_PORT", str(_AML_MULTI_NODE_PORT))
     variables["NCCL_SOCKET_IFNAME"] = DEFAULT_AML_NCCL_SOCKET_IFNAME
     return variables
 
 
 def from_sagemaker(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a torch launcher, made from SageMaker's, which sets the master's address itself."""
-    return _ranks_of_open_mpi(environment, "SageMaker")
+    """Return the variables that a torch launcher would set, from SageMaker's; it sets the master address itself."""
+    return _open_mpi_ranks(environment, "SageMaker")
 
 
 def from_mpi4py(distributed_port: int) -> dict[str, str]:
-    """Return a torch launcher's variables from MPI; every rank of MPI's world must make the call."""
+    """Return the variables that a torch launcher would set, from MPI; every rank of MPI's world must call this."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -154,42 +155,45 @@ def _local_address() -> str:
 
 @names_arguments
 def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True) -> None:
-    """Set the variables of a torch launcher from MPI."""
+    """Set the variables that a torch launcher would set, from MPI."""
     _set(from_mpi4py(distributed_port), verbose)
 
 
 @names_arguments
-def patch_aml_env_for_torch_nccl_backend(master_port: int = _AML_PORT_OF_SEVERAL_NODES, verbose: bool = True) -> None:
-    """Set the variables of a torch launcher from Azure Machine Learning's."""
+def patch_aml_env_for_torch_nccl_backend(master_port: int = _AML_MULTI_NODE_PORT, verbose: bool = True) -> None:
+    """Set the variables that a torch launcher would set, from Azure Machine Learning's."""
     _set(from_aml({"MASTER_PORT": str(master_port), **os.environ}), verbose)
 
 
 @names_arguments
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
-    """Set the variables of a torch launcher from SageMaker's."""
+    """Set the variables that a torch launcher would set, from SageMaker's."""
     _set(from_sagemaker(os.environ), verbose)
 
 
 def _set(variables: Mapping[str, str], verbose: bool) -> None:
+    """Set environment variables, and log them if `verbose`."""
     os.environ.update(variables)
     if verbose and variables:
         _log.info("found %s", ", ".join(f"{name}={value}" for name, value in variables.items()))
 
 
 def apply(distributed_port: int, verbose: bool) -> None:
-    """Set the environment variables that `discover` finds."""
+    """Set the environment variables that `discover` returns for this process."""
     _set(discover(os.environ, distributed_port), verbose)
 
 
-def _ranks_of_open_mpi(environment: Mapping[str, str], where: str) -> dict[str, str]:
+def _open_mpi_ranks(environment: Mapping[str, str], launcher: str) -> dict[str, str]:
+    """Return rank, world size and local rank from Open MPI's variables; `launcher` is its name in errors."""
     return {
-        "RANK": _needed(environment, "OMPI_COMM_WORLD_RANK", where),
-        "WORLD_SIZE": _needed(environment, "OMPI_COMM_WORLD_SIZE", where),
-        "LOCAL_RANK": _needed(environment, "OMPI_COMM_WORLD_LOCAL_RANK", where),
+        "RANK": _required(environment, "OMPI_COMM_WORLD_RANK", launcher),
+        "WORLD_SIZE": _required(environment, "OMPI_COMM_WORLD_SIZE", launcher),
+        "LOCAL_RANK": _required(environment, "OMPI_COMM_WORLD_LOCAL_RANK", launcher),
     }
 
 
-def _needed(environment: Mapping[str, str], name: str, where: str) -> str:
+def _required(environment: Mapping[str, str], name: str, launcher: str) -> str:
+    """Return an environment variable; raise UsageError if it is not set."""
     if name not in environment:
-        raise UsageError(f"{where} was found, but {name} is not set: start the job through MPI, or with torchrun")
+        raise UsageError(f"{launcher} was found, but {name} is not set: start the job through MPI, or with torchrun")
     return environment[name]

@@ -1,4 +1,4 @@
-"""Errors of collectives, extended by the op, the group and the rank on which they happened."""
+"""Add the op, the process group, the rank and advice to the errors that collectives raise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch.distributed as td
 from dsexplore._internal.comm.logs.meeting import stopped_or_ended
 
 _SHOWN_RANKS = 16
-NO_PEERS = (None, None)
-"""Argument of `check_peers` for a call without root and peer."""
 
 
 def explain(error: Exception, call: str, group: Any) -> None:
@@ -23,21 +21,21 @@ def explain(error: Exception, call: str, group: Any) -> None:
     error._explained_by_dsexplore = True  # type: ignore[attr-defined]
 
 
-def check_peers(peers: tuple[Any, Any], call: str, group: Any) -> None:
+def check_peers(call: str, group: Any, *, peer: int | None = None, group_peer: int | None = None) -> None:
     """Raise if a rank does not exist; gloo would use it as an index into memory.
 
     Args:
-        peers: a global rank and a group rank; None if not given.
         call: name of the op in errors.
-        group: a live group.
+        group: a process group that this rank is in.
+        peer: a global rank; None if the caller gave none.
+        group_peer: a rank in `group`; None if the caller gave none.
 
     Raises:
         ValueError: no such rank.
     """
-    world = td.group.WORLD
-    for peer, whole, where in zip(peers, (world, group), ("the world", "the group"), strict=True):
-        if peer is not None and whole is not None and not 0 <= peer < whole.size():
-            error = ValueError(f"rank {peer} is not in {where}, whose ranks are 0 to {whole.size() - 1}.")
+    for rank, ranks, where in ((peer, td.group.WORLD, "the world"), (group_peer, group, "the group")):
+        if rank is not None and ranks is not None and not 0 <= rank < ranks.size():
+            error = ValueError(f"rank {rank} is not in {where}, whose ranks are 0 to {ranks.size() - 1}.")
             explain(error, call, group)
             raise error
 
@@ -58,8 +56,8 @@ def describe(group: Any) -> str:
         return f"group {group!r}"
 
 
-def _peers_that_cannot(group: Any) -> str:
-    """Return a text on peers that this process knows to be stopped or ended; empty if none."""
+def _stopped_peers(group: Any) -> str:
+    """Return a text on peers that are known to be stopped or to have ended; empty if there are none."""
     try:
         ranks = td.get_process_group_ranks(td.group.WORLD if group is None else group)
         stopped = stopped_or_ended([rank for rank in ranks[:_SHOWN_RANKS] if rank != td.get_rank()])
@@ -76,6 +74,7 @@ def _this_rank() -> str:
 
 
 def _advice(text: str, group: Any) -> str:
+    """Return a sentence on what to do about an error with this text; empty if there is no advice."""
     lowered = text.lower()
     if "has not been initialized" in lowered:
         return " Call dsexplore.comm.init_distributed() first."
@@ -86,6 +85,6 @@ def _advice(text: str, group: Any) -> str:
             " A peer did not join in time: see that every rank of the group makes this call, in the same order; with"
             " TORCH_DISTRIBUTED_DEBUG=DETAIL in the environment, torch compares the ranks' calls and names the first"
             " that differs; where calls are logged, dsexplore.comm.check() does so after it."
-            f"{_peers_that_cannot(group)}"
+            f"{_stopped_peers(group)}"
         )
     return ""

@@ -37,9 +37,9 @@ class Handle(td.Work):
     Args:
         work: torch's handle: a work or a future.
         name: name of the call in errors.
-        group: its process group.
-        call: the call in the log, if it is logged.
-        copies: what to copy back.
+        group: process group of the call.
+        call: label of the call in the log; None if it is not logged.
+        copies: tensors to copy back once the op has completed.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Handle(td.Work):
         if call is not None and (call.spelling.is_custom or comms_logger.verbose):
             future = future_of(work)  # gloo's send, recv and reduce_scatter have none
             if future is not None:
-                future.add_done_callback(self._future_is_done)
+                future.add_done_callback(self._on_future_done)
 
-    def _future_is_done(self, future: Any) -> None:
-        """End and print the call's line, in the thread that completed the work, without waiting for the caller."""
+    def _on_future_done(self, future: Any) -> None:
+        """End and print the call's line in the thread that completed the work, before the caller waits."""
         assert self._call is not None
         try:
             future.value()
@@ -90,24 +90,28 @@ class Handle(td.Work):
         """Return torch's future of the op; with copies, a future that is done once they are copied back."""
         work = self._work
         future: Any = work.get_future() if hasattr(work, "get_future") else work
-        return future.then(self._value_when_over) if self._copies else future
+        return future.then(self._finished_value) if self._copies else future
 
-    def _value_when_over(self, future: Any) -> Any:
+    def _finished_value(self, future: Any) -> Any:
         value = future.value()
         self._finish()
         return value
 
     def _finish(self) -> None:
+        """End the call in the log, and copy received data back once."""
         if self._call is not None:
             comms_logger.end(self._call)
-        copies, self._copies = self._copies, ()  # they go back once
+        copies = self._copies
+        self._copies = ()
         copy_back(copies)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
 
-def _handed_on(name: str) -> Callable[..., Any]:
+def _delegated(name: str) -> Callable[..., Any]:
+    """Return a method of `Handle` that calls the same method of torch's handle."""
+
     def method(self: Handle, *args: Any, **named: Any) -> Any:
         return getattr(self._work, name)(*args, **named)
 
@@ -117,4 +121,4 @@ def _handed_on(name: str) -> Callable[..., Any]:
 
 for _name in set(dir(td.Work)) - set(dir(object)) - set(vars(Handle)):
     if not _name.startswith("__") and "pybind" not in _name:
-        setattr(Handle, _name, _handed_on(_name))
+        setattr(Handle, _name, _delegated(_name))

@@ -1,14 +1,14 @@
 """Replace the functions of ``deepspeed.comm`` by this package's, for a job that is written for DeepSpeed.
 
-`install` does it when it is called or, if DeepSpeed is not imported yet, once it is; `uninstall` undoes it.
+`install` replaces them immediately, or as soon as DeepSpeed is imported; `uninstall` restores them.
 
 Requirements:
 
-1. Every reference is replaced: the engine holds the module ``deepspeed.comm`` as ``dist``, other modules hold single
-   functions (``from deepspeed.comm import all_reduce``).
-2. DeepSpeed may be imported before or afterwards.
-3. `uninstall` leaves no reference behind, also in modules that were imported meanwhile; what a program imported from
-   ``dsexplore.comm`` itself stays. So each replacement is a copy, which nothing else refers to.
+1. Every reference is replaced: DeepSpeed's engine refers to the module ``deepspeed.comm`` as ``dist``, other modules to
+   single functions (``from deepspeed.comm import all_reduce``).
+2. DeepSpeed may be imported before or after `install`.
+3. `uninstall` leaves no reference behind, not even in modules that were imported meanwhile. What a program imported
+   from ``dsexplore.comm`` itself stays. So each replacement is a copy that nothing else refers to.
 
 DeepSpeed's classes (``ReduceOp``, ``ProcessGroup``, its backends) stay; the calls here accept its reductions.
 """
@@ -58,9 +58,9 @@ _OUR_MODULES = (
     switches,
     versions,
 )
-"""The modules with this package's functions."""
+"""Modules with this package's functions."""
 _DEEPSPEEDS_MODULES = tuple(f"{DEEPSPEED}.{name}" for name in ("comm", "torch", "utils"))
-"""The modules with DeepSpeed's."""
+"""Names of the modules with DeepSpeed's functions."""
 _CLASSES = ("P2POp", "Noop")
 """Classes that are replaced in addition to functions."""
 _LOGGER = "comms_logger"
@@ -71,10 +71,10 @@ class Installed(AbstractContextManager["Installed"]):
 
     def __init__(self) -> None:
         self._originals: dict[int, tuple[Any, Any]] = {}
-        """{id of the replacement: (replacement, DeepSpeed's own)}."""
+        """{id of the replacement: (replacement, DeepSpeed's function or class)}."""
         self._loggers: list[tuple[ModuleType, Any]] = []
-        """DeepSpeed's modules with a logger, and that logger. Ours is a single object, so it cannot be found by
-        identity."""
+        """DeepSpeed's modules with a logger, and that logger. This package's logger is not copied, so its references
+        cannot be found by identity."""
         self._finder = _WhenImported(self._replace_functions)
 
     def open(self) -> None:
@@ -120,7 +120,7 @@ def install() -> Installed:
     afterwards. A second call changes nothing.
 
     Returns:
-        a context manager that undoes it at the end of its block, as does `uninstall`.
+        A context manager that restores DeepSpeed's functions at the end of its block, as `uninstall` does.
     """
     global _installed
     if _installed is None:
@@ -146,18 +146,17 @@ def _adopt_world() -> None:
 
 
 def _counterparts() -> Iterator[tuple[Any, Any]]:
-    """Yield each of DeepSpeed's functions and classes that this package has too, with this package's."""
-    ours = {
-        name: value
-        for module in _OUR_MODULES
-        for name, value in vars(module).items()
-        if not name.startswith("_") and (_is_function_of_ours(value) or name in _CLASSES)
-    }
+    """Yield (DeepSpeed's function or class, this package's of the same name)."""
+    ours: dict[str, Any] = {}
+    for module in _OUR_MODULES:
+        for name, member in vars(module).items():
+            if not name.startswith("_") and (name in _CLASSES or _is_function_of_ours(member)):
+                ours[name] = member
     ours["destroy_process_group"] = _destroy_process_group
     for module in _imported(*_DEEPSPEEDS_MODULES):
-        for name, value in vars(module).items():
-            if name in ours and (name in _CLASSES or _is_function_of(value, DEEPSPEED)):
-                yield value, ours[name]
+        for name, member in vars(module).items():
+            if name in ours and (name in _CLASSES or _is_function_of(member, DEEPSPEED)):
+                yield member, ours[name]
 
 
 def _imported(*names: str) -> list[ModuleType]:
@@ -165,20 +164,22 @@ def _imported(*names: str) -> list[ModuleType]:
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
-def _is_function_of_ours(value: Any) -> bool:
-    return isinstance(value, p2p.SendOrReceive) or _is_function_of(value, __package__)
+def _is_function_of_ours(member: Any) -> bool:
+    return isinstance(member, p2p.SendOrReceive) or _is_function_of(member, __package__)
 
 
-def _is_function_of(value: Any, package: str) -> bool:
-    return isinstance(value, FunctionType) and f"{value.__module__}.".startswith(f"{package}.")
+def _is_function_of(member: Any, package: str) -> bool:
+    return isinstance(member, FunctionType) and f"{member.__module__}.".startswith(f"{package}.")
 
 
 def _copy(ours: Any) -> Any:
-    """Return a copy that differs from the original in identity only; a function's copy is as fast."""
+    """Return a copy that behaves like the original; a function is copied, not wrapped, so that a call costs no more."""
     if isinstance(ours, FunctionType):
         function = FunctionType(ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__)
         return functools.update_wrapper(function, ours, ("__kwdefaults__", *functools.WRAPPER_ASSIGNMENTS))
-    return type(ours.__name__, (ours,), {"__doc__": ours.__doc__}) if isinstance(ours, type) else copy(ours)
+    if isinstance(ours, type):
+        return type(ours.__name__, (ours,), {"__doc__": ours.__doc__})
+    return copy(ours)
 
 
 def _replace_everywhere(replacements: dict[int, tuple[Any, Any]]) -> None:
@@ -190,10 +191,10 @@ def _replace_everywhere(replacements: dict[int, tuple[Any, Any]]) -> None:
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if isinstance(module, ModuleType) and isinstance(names, dict):
-            for name, value in list(names.items()):
-                replacement = replacements.get(id(value))
-                if replacement is not None and replacement[0] is value:
-                    names[name] = replacement[1]
+            for name, member in list(names.items()):
+                original, replacement = replacements.get(id(member), (None, None))
+                if original is member and replacement is not None:
+                    names[name] = replacement
 
 
 @functools.wraps(launch.destroy_process_group)
@@ -207,8 +208,8 @@ def _destroy_process_group(group: Any = None) -> None:
 class _WhenImported(MetaPathFinder):
     """Calls a function once ``deepspeed.comm`` has been imported."""
 
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then = then
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -220,11 +221,11 @@ class _WhenImported(MetaPathFinder):
         spec = next((other for other in others if other is not None), None)
         loader = spec.loader if spec is not None else None
         if loader is not None:
-            execute = loader.exec_module
+            exec_module = loader.exec_module
 
-            def execute_then(module: ModuleType) -> None:
-                execute(module)
-                self._then()
+            def exec_module_and_call(module: ModuleType) -> None:
+                exec_module(module)
+                self._function()
 
-            loader.exec_module = execute_then  # type: ignore[method-assign]
+            loader.exec_module = exec_module_and_call  # type: ignore[method-assign]
         return spec

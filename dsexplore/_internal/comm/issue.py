@@ -1,10 +1,11 @@
-"""How every call of this package reaches torch.
+"""Pass every call of this package on to torch.
 
-With the log off, nothing switched off and contiguous tensors, a synchronous call goes directly to torch; all other
-calls go through `_issue_with_care`.
+A synchronous call on contiguous tensors goes directly to torch, unless calls are logged or switched off. All other
+calls take `_issue_slow_path`.
 
-gloo silently treats the storage of tensors that are not contiguous as if they were. So contiguous copies are sent
-instead, and copied back when the op completes. A tensor whose storage was freed would end the process: it is refused.
+gloo sends the first bytes of a tensor's storage even if the tensor is not contiguous. So contiguous copies are sent
+instead, and copied back when the op completes. A tensor whose storage was freed would crash the process, so it is
+refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.distributed import group as _groups
 
 from dsexplore._internal.capture.labels import current
 from dsexplore._internal.comm import coalesce, switches
-from dsexplore._internal.comm.faults import NO_PEERS, check_peers, explain
+from dsexplore._internal.comm.faults import check_peers, explain
 from dsexplore._internal.comm.handles import CopyBack, Handle, WorkHandle, copy_back
 from dsexplore._internal.comm.logs.log_records import LoggedCall
 from dsexplore._internal.comm.logs.logger import comms_logger
@@ -38,6 +39,7 @@ def issue(
     spelling: Spelling,
     args: tuple[Any, ...],
     group: Any,
+    *,
     is_async: bool = False,
     prof: bool = False,
     log_name: str | None = None,
@@ -50,16 +52,18 @@ def issue(
         args: torch's positional arguments.
         group: the process group among them; None for the world.
         is_async: True if torch returns a handle.
-        prof: record this call even if not all are recorded.
-        log_name: the name to record it under.
-        debug: the caller's name, for a log in debug mode.
+        prof: log this call even if not all calls are logged.
+        log_name: the name to log it under; None for the function's name.
+        debug: the caller's name, for a log in debug mode; None to read it from the stack.
     """
     if spelling.is_checked:
         _check(spelling, args, group)
-    if comms_logger.is_on or is_async or switches.off or not _contiguous(spelling, args):
+    if comms_logger.is_on or is_async or switches.off or not _can_send_as_is(spelling, args):
         live = live_group(group)
         if live is not None:
-            return _issue_with_care(spelling, args, live, is_async, prof, log_name or spelling.name, debug)
+            return _issue_slow_path(
+                spelling, args, live, is_async=is_async, prof=prof, log_name=log_name or spelling.name, debug=debug
+            )
     try:
         work: WorkHandle | None = spelling.call(*args)
         return work
@@ -69,13 +73,16 @@ def issue(
 
 
 def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
-    peers = (args[spelling.peers[0]], args[spelling.peers[1]]) if spelling.peers is not None else NO_PEERS
-    if spelling.check is None and not any(peers):  # nothing to check: a rank 0 is in the world and in every group
+    """Raise ValueError for a peer that does not exist, and for arguments that torch would accept wrongly."""
+    peer, group_peer = None, None
+    if spelling.peers is not None:
+        peer, group_peer = (args[position] for position in spelling.peers)
+    if spelling.check is None and not peer and not group_peer:  # rank 0 is in the world and in every group
         return
     live = live_group(group)
     if live is None:
         return
-    check_peers(peers, spelling.name, live)
+    check_peers(spelling.name, live, peer=peer, group_peer=group_peer)
     wrong = spelling.check(args, live.size()) if spelling.check is not None else ""
     if wrong:
         error = ValueError(wrong)
@@ -83,15 +90,15 @@ def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
         raise error
 
 
-def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
-    """Return True if all tensors are contiguous and their memory is there."""
+def _can_send_as_is(spelling: Spelling, args: Sequence[Any]) -> bool:
+    """Return True if torch can send all tensors as they are: contiguous, with memory, and with their class's code."""
     for position in spelling.tensors:
-        value = args[position]
-        if type(value) in _PLAIN or isinstance(value, torch.Tensor):
-            if not value.is_contiguous() or _is_freed(value):
+        argument = args[position]
+        if type(argument) in _PLAIN or isinstance(argument, torch.Tensor):
+            if not argument.is_contiguous() or _is_freed(argument):
                 return False
-        elif isinstance(value, (list, tuple)):
-            for tensor in value:
+        elif isinstance(argument, (list, tuple)):
+            for tensor in argument:
                 if not isinstance(tensor, torch.Tensor):
                     continue
                 if not tensor.is_contiguous() or _is_freed(tensor) or _bypasses_its_class(spelling, tensor):
@@ -108,12 +115,19 @@ def _is_freed(tensor: torch.Tensor) -> bool:
 
 
 def _bypasses_its_class(spelling: Spelling, tensor: torch.Tensor) -> bool:
-    """Return True for a subclass in a list per rank: torch takes its memory there, and does not ask its class."""
+    """Return True for a subclass in a list per rank: there, torch ignores its ``__torch_dispatch__``."""
     return type(tensor) not in _PLAIN and spelling.op in _LISTS_PER_RANK and not active_dispatch_modes()
 
 
-def _issue_with_care(
-    spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, prof: bool, log_name: str, debug: str | None
+def _issue_slow_path(
+    spelling: Spelling,
+    args: tuple[Any, ...],
+    live: Any,
+    *,
+    is_async: bool,
+    prof: bool,
+    log_name: str,
+    debug: str | None,
 ) -> WorkHandle | None:
     """Issue a call with all that it may need: switches, contiguous copies, batches, the log and handles."""
     if spelling.op in switches.off:
@@ -126,7 +140,10 @@ def _issue_with_care(
             work: WorkHandle | None = spelling.call(*args)
         else:
             ends_later = is_async or batch is not None
-            call = comms_logger.begin(spelling, log_name, prof, debug, ends_later, spelling.reduction_of(args))
+            reduction = spelling.reduction_of(args)
+            call = comms_logger.begin(
+                spelling, log_name, prof=prof, caller=debug, is_async=ends_later, reduction=reduction
+            )
             work = _call_labeled(call, args, live)
     except Exception as error:
         if call is not None:
@@ -145,8 +162,9 @@ def _issue_with_care(
 
 
 def _call_labeled(call: LoggedCall, args: tuple[Any, ...], live: Any) -> Any:
-    """Issue a call whose collectives the recorder labels when they reach its kernels."""
-    outer, current.label = current.label, call
+    """Issue a call; the recorder gives its label to each collective that it issues."""
+    outer = current.label
+    current.label = call
     try:
         if call.spelling.is_custom:
             comms_logger.begin_custom(call, args, live)
@@ -158,13 +176,13 @@ def _call_labeled(call: LoggedCall, args: tuple[Any, ...], live: Any) -> Any:
 def live_group(group: Any) -> Any:
     """Return the process group that a call is on; None if there is none, or this rank is not in it."""
     live = _groups.WORLD if group is None else group
-    return live if isinstance(live, _ProcessGroup) else None  # torch has a number for "not a member"
+    return live if isinstance(live, _ProcessGroup) else None  # for a non-member, torch's group is a number
 
 
 def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> Noop:
-    """Record a call that a switch suppresses, and return a finished handle."""
+    """Record a call that a switch suppresses, and return a completed handle."""
     outer = current.label
-    current.label = comms_logger.begin(spelling, log_name, prof)
+    current.label = comms_logger.begin(spelling, log_name, prof=prof)
     try:
         switches.suppress(spelling.op, live)
     finally:
@@ -178,40 +196,38 @@ def stage(spelling: Spelling, args: tuple[Any, ...], name: str, live: Any) -> tu
     Args:
         spelling: the function to call.
         args: torch's positional arguments.
-        name: of the call, in errors.
+        name: name of the call in errors.
         live: the process group.
 
     Raises:
         UsageError: a tensor whose storage was freed, or a wrapper of other tensors in a list per rank.
     """
-    if _contiguous(spelling, args):
+    if _can_send_as_is(spelling, args):
         return args, []
+    staged_args = list(args)
     copies: list[CopyBack] = []
-
-    def staged(tensor: Any, written: bool, many: bool) -> Any:
-        if not isinstance(tensor, torch.Tensor) or tensor.is_contiguous():
-            if isinstance(tensor, torch.Tensor) and (
-                _is_freed(tensor) or (many and _bypasses_its_class(spelling, tensor))
-            ):
-                _refuse(tensor, name, live)
-            return tensor
-        copy = tensor.detach().contiguous()
-        if written:
-            copies.append((tensor, copy))
-        return copy
-
-    changed = list(args)
     for position in spelling.tensors:
-        value, written = args[position], position in spelling.writes
-        many = isinstance(value, (list, tuple))
-        changed[position] = (
-            [staged(tensor, written, many) for tensor in value] if many else staged(value, written, many)
-        )
-    return tuple(changed), copies
+        argument = args[position]
+        is_list = isinstance(argument, (list, tuple))
+        staged = []
+        for tensor in argument if is_list else [argument]:
+            if not isinstance(tensor, torch.Tensor):
+                staged.append(tensor)
+            elif tensor.is_contiguous():
+                if _is_freed(tensor) or (is_list and _bypasses_its_class(spelling, tensor)):
+                    _refuse(tensor, name, live)
+                staged.append(tensor)
+            else:
+                copy = tensor.detach().contiguous()
+                staged.append(copy)
+                if position in spelling.writes:
+                    copies.append((tensor, copy))
+        staged_args[position] = staged if is_list else staged[0]
+    return tuple(staged_args), copies
 
 
 def _refuse(tensor: torch.Tensor, name: str, live: Any) -> None:
-    """Raise if a tensor has no memory."""
+    """Raise UsageError if a tensor has no memory of its own."""
     try:
         storage_of(tensor)
     except UsageError as error:

@@ -1,7 +1,7 @@
 """Collectives on Python objects. torch sends their pickles as tensors; the log counts the bytes of these tensors.
 
-With ``weights_only``, torch unpickles only tensors and plain containers. torch 2.13 has no such option, and requesting
-it there is a `UsageError` rather than an unsafe load.
+With ``weights_only``, torch unpickles only tensors and plain containers. torch 2.13 has no such option: there, it is a
+`UsageError` rather than an unsafe load.
 """
 
 from __future__ import annotations
@@ -24,18 +24,24 @@ def _issue(
     args: tuple[Any, ...],
     group: td.ProcessGroup | None,
     weights_only: bool,
+    *,
     prof: bool,
     log_name: str,
     debug: str | None,
 ) -> Noop | None:
+    """Issue an object collective; return torch's value (the sender's rank of a receive), or the handle of a switch.
+
+    Raises:
+        UsageError: `weights_only` is True, but this version of torch does not have it.
+    """
     if versions.has_weights_only_objects():
         args = (*args, weights_only)
     elif weights_only:
         raise UsageError(
-            f"{spelling.name}(weights_only=True): torch {torch.__version__} has no such choice; install a newer torch, "
-            "or leave it out where the peers are trusted"
+            f"{spelling.name}(weights_only=True): torch {torch.__version__} has no such option; install a newer torch, "
+            "or omit it if you trust the peers"
         )
-    return cast("Noop | None", issue(spelling, args, group, False, prof, log_name, debug))
+    return cast("Noop | None", issue(spelling, args, group, prof=prof, log_name=log_name, debug=debug))
 
 
 def all_gather_object(
@@ -54,7 +60,9 @@ def all_gather_object(
         ...     objects = [None] * 4
         ...     dist.all_gather_object(objects, {"step": 1})
     """
-    return _issue(s.ALL_GATHER_OBJECT, (object_list, obj, group), group, weights_only, prof, log_name, debug)
+    return _issue(
+        s.ALL_GATHER_OBJECT, (object_list, obj, group), group, weights_only, prof=prof, log_name=log_name, debug=debug
+    )
 
 
 def broadcast_object_list(
@@ -75,7 +83,7 @@ def broadcast_object_list(
         ...     dist.broadcast_object_list([{"step": 1}], src=0)
     """
     args = (object_list, src, group, device, group_src)
-    return _issue(s.BROADCAST_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
+    return _issue(s.BROADCAST_OBJECT_LIST, args, group, weights_only, prof=prof, log_name=log_name, debug=debug)
 
 
 def gather_object(
@@ -96,7 +104,7 @@ def gather_object(
         ...     dist.gather_object({"step": 1}, [None] * 4, dst=0)
     """
     args = (obj, object_gather_list, dst, group, group_dst)
-    return _issue(s.GATHER_OBJECT, args, group, weights_only, prof, log_name, debug)
+    return _issue(s.GATHER_OBJECT, args, group, weights_only, prof=prof, log_name=log_name, debug=debug)
 
 
 def scatter_object_list(
@@ -120,7 +128,7 @@ def scatter_object_list(
         ['a']
     """
     args = (scatter_object_output_list, scatter_object_input_list, src, group, group_src)
-    return _issue(s.SCATTER_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
+    return _issue(s.SCATTER_OBJECT_LIST, args, group, weights_only, prof=prof, log_name=log_name, debug=debug)
 
 
 def send_object_list(
@@ -135,14 +143,14 @@ def send_object_list(
     log_name: str = "send_object_list",
     debug: str | None = None,
 ) -> Noop | None:
-    """Send objects to rank ``dst``.
+    """Send objects to rank `dst`.
 
     Examples:
         >>> with dsexplore.simulate(4):
         ...     dist.send_object_list([{"step": 1}], dst=1)
     """
     args = (object_list, dst, group, device, group_dst, use_batch)
-    return _issue(s.SEND_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
+    return _issue(s.SEND_OBJECT_LIST, args, group, weights_only, prof=prof, log_name=log_name, debug=debug)
 
 
 def recv_object_list(
@@ -171,4 +179,4 @@ def recv_object_list(
         [[None], [{'step': 1}]]
     """
     args = (object_list, src, group, device, group_src, use_batch)
-    return cast("int", _issue(s.RECV_OBJECT_LIST, args, group, weights_only, prof, log_name, debug))
+    return cast("int", _issue(s.RECV_OBJECT_LIST, args, group, weights_only, prof=prof, log_name=log_name, debug=debug))

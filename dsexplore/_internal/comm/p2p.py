@@ -22,31 +22,34 @@ class SendOrReceive:
     """A replacement of ``torch.distributed.isend`` or ``irecv`` that compares equal to it, as torch's `P2POp` requires.
 
     Args:
-        function: the one that is called.
-        torchs: the one that it is equal to.
+        function: the function to call.
+        torch_function: torch's function that this object is equal to.
     """
 
-    def __init__(self, function: Callable[..., Any], torchs: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], torch_function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._torchs = torchs
+        self._torch_function = torch_function
 
     def __call__(self, *args: Any, **named: Any) -> WorkHandle | None:
-        """Call the function, with the peer that torch's batch_isend_irecv passes to isend as ``group_src`` renamed."""
-        if "group_src" in named and self._torchs is td.isend:
+        """Call the function; torch's batch_isend_irecv passes ``group_src`` to isend, which is its ``group_dst``."""
+        if "group_src" in named and self._torch_function is td.isend:
             named["group_dst"] = named.pop("group_src")
         work: WorkHandle | None = self._function(*args, **named)
         return work
 
     def __eq__(self, other: object) -> bool:
-        return other is self._torchs or (isinstance(other, SendOrReceive) and other._torchs is self._torchs)
+        if isinstance(other, SendOrReceive):
+            return other._torch_function is self._torch_function
+        return other is self._torch_function
 
     def __hash__(self) -> int:
-        return hash(self._torchs)
+        return hash(self._torch_function)
 
 
-def _equal_to(torchs: Callable[..., Any]) -> Callable[[Callable[..., Any]], SendOrReceive]:
-    return lambda function: SendOrReceive(function, torchs)
+def _equal_to(torch_function: Callable[..., Any]) -> Callable[[Callable[..., Any]], SendOrReceive]:
+    """Return a decorator that makes a function compare equal to torch's."""
+    return functools.partial(SendOrReceive, torch_function=torch_function)
 
 
 def send(
@@ -65,7 +68,7 @@ def send(
         >>> with dsexplore.simulate(4):
         ...     dist.send(torch.ones(8), dst=1)
     """
-    issue(s.SEND, (tensor, dst, group, tag, group_dst), group, False, prof, log_name, debug)
+    issue(s.SEND, (tensor, dst, group, tag, group_dst), group, prof=prof, log_name=log_name, debug=debug)
 
 
 def recv(
@@ -86,7 +89,7 @@ def recv(
         1
     """
     args = (tensor, src, group, tag, group_src)
-    return cast("int", issue(s.RECV, args, group, False, prof, log_name, debug))  # of this op a number
+    return cast("int", issue(s.RECV, args, group, prof=prof, log_name=log_name, debug=debug))  # td.recv returns a rank
 
 
 @_equal_to(td.isend)
@@ -107,7 +110,9 @@ def isend(
         ...     work = dist.isend(torch.ones(8), dst=1)
         ...     _ = work.wait()
     """
-    return issue(s.ISEND, (tensor, dst, group, tag, group_dst), group, True, prof, log_name, debug)
+    return issue(
+        s.ISEND, (tensor, dst, group, tag, group_dst), group, is_async=True, prof=prof, log_name=log_name, debug=debug
+    )
 
 
 @_equal_to(td.irecv)
@@ -128,7 +133,9 @@ def irecv(
         ...     work = dist.irecv(torch.empty(8), src=1)
         ...     _ = work.wait()
     """
-    return issue(s.IRECV, (tensor, src, group, tag, group_src), group, True, prof, log_name, debug)
+    return issue(
+        s.IRECV, (tensor, src, group, tag, group_src), group, is_async=True, prof=prof, log_name=log_name, debug=debug
+    )
 
 
 class P2POp(td.P2POp):
@@ -143,7 +150,7 @@ class P2POp(td.P2POp):
 
 
 _TORCH: dict[Any, Callable[..., Any]] = {td.isend: td.isend, td.irecv: td.irecv}
-"""torch's function, for this package's (which is equal to it) or for torch's own."""
+"""{this package's function, or torch's, which is equal to it: torch's function}."""
 
 
 def batch_isend_irecv(
@@ -165,7 +172,7 @@ def batch_isend_irecv(
     operations, copies = list(p2p_op_list), []
     if live is not None and all(isinstance(operation, td.P2POp) for operation in operations):
         for operation in operations:
-            check_peers((operation.peer, None), "batch_isend_irecv", live)
+            check_peers("batch_isend_irecv", live, peer=operation.peer)
         staged = [_staged(operation, live) for operation in operations]
         operations, copies = [operation for operation, _ in staged], [copy for _, copy in staged]
     call = _label(operations, prof, log_name, debug) if comms_logger.is_on else None
@@ -187,6 +194,7 @@ def _spelling(operation: Any) -> s.Spelling:
 
 
 def _staged(operation: Any, live: Any) -> tuple[Any, list[CopyBack]]:
+    """Return the operation with torch's function and a contiguous tensor, and what to copy back to the caller's."""
     (tensor,), copies = stage(_spelling(operation), (operation.tensor,), "batch_isend_irecv", live)
     if tensor is operation.tensor and not isinstance(operation.op, SendOrReceive):
         return operation, []
@@ -196,7 +204,7 @@ def _staged(operation: Any, live: Any) -> tuple[Any, list[CopyBack]]:
 
 def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> LoggedCall:
     """Return the label of a batch of operations, with the ops that are logged."""
-    call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
+    call = comms_logger.begin(s.ISEND, log_name, prof=prof, caller=debug, is_async=True)
     spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
     call.ops = {spelling.op for spelling in spellings if comms_logger.wants(spelling, log_name, prof)}
     call.is_wanted = bool(call.ops)
@@ -211,5 +219,5 @@ def _handles(
         parts = call.parts() if call is not None and call.issued else [None] * len(works)
         pairs = zip(works, parts, copies, strict=True)
         return [Handle(work, "batch_isend_irecv", group, part, copy) for work, part, copy in pairs]
-    together = [copy for copied in copies for copy in copied]
-    return [Handle(work, "batch_isend_irecv", group, call, together) for work in works]
+    all_copies = [copy for operation_copies in copies for copy in operation_copies]
+    return [Handle(work, "batch_isend_irecv", group, call, all_copies) for work in works]

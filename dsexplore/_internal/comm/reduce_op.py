@@ -1,7 +1,7 @@
 """DeepSpeed's enumeration of reductions, and their conversion to torch's.
 
-``dsexplore.comm.ReduceOp`` is torch's own class, which every torch API takes; the enumeration here is for code
-that imports ``deepspeed.comm.reduce_op``. The collectives of `dsexplore.comm` take either.
+``dsexplore.comm.ReduceOp`` is torch's own class. The enumeration here is for code that imports
+``deepspeed.comm.reduce_op``. The collectives of `dsexplore.comm` accept both.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class ReduceOp(Enum):
 
 
 Reduction = ReduceOp | td.ReduceOp | td.ReduceOp.RedOpType
-"""What calls take as ``op``."""
+"""Types that the parameter ``op`` of a collective accepts."""
 
 
 def to_torch(op: Reduction) -> td.ReduceOp | td.ReduceOp.RedOpType:
     """Return torch's reduction for a member of this enumeration or of ``deepspeed.comm``'s.
 
-    Anything else is returned unchanged: torch's own reductions, and what torch then refuses.
+    Any other object is returned unchanged, since torch checks its arguments itself.
     """
-    if op is SUM:  # most are, and a look at its classes would cost an 8 B call of gloo one percent
+    if op is SUM:  # the usual case; the checks below would cost an 8 B call of gloo one percent
         return op
     if isinstance(op, ReduceOp):
         return op.torch
@@ -61,7 +61,7 @@ def to_torch(op: Reduction) -> td.ReduceOp | td.ReduceOp.RedOpType:
 
 def reduction_name(op: object) -> str:
     """Return ``SUM``, ``MAX``, … for a reduction of torch or of an enumeration; empty for anything else."""
-    if op is SUM:  # most are, and torch's enumeration takes a microsecond to give a name
+    if op is SUM:  # the usual case; the name of a torch reduction takes a microsecond
         return "SUM"
     if isinstance(op, str):
         return op.upper()

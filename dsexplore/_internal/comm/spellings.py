@@ -1,8 +1,8 @@
-"""All function names of each collective: its op, which arguments are tensors, which c10d op it issues.
+"""The functions of each collective: name, plain op, positions of the tensor arguments, and the c10d op it issues.
 
-A spelling names its tensor arguments by position, since `comm.issue` passes them to torch that way. What a
-call moves is read by `capture.collectives.ops` from the c10d op that it issues; for a call that failed before issuing
-any, from the arguments that the op would have had.
+Arguments are named by position, since `comm.issue` passes them to torch that way. The message of a call is read from
+the c10d op that it issues (`capture.collectives.ops`). For a call that failed before it issued one, the message is read
+from the arguments that the op would have had.
 """
 
 from __future__ import annotations
@@ -27,36 +27,40 @@ class Spelling:
     """One function that issues a collective."""
 
     name: str
+    """Name of the function, such as ``all_gather_into_tensor``."""
     op: str
+    """Plain op, such as ``all_gather``."""
     call: Callable[..., Any]
+    """The function: torch's, or a user's."""
     c10d_op: str = "c10d::barrier"
     """Op that the call issues; if it issues none, an op with the same message size."""
     as_op: AsOp = tuple
+    """Returns the arguments of the c10d op for those of the call."""
     reads: tuple[int, ...] = ()
     """Positions of tensor arguments that are only read."""
     writes: tuple[int, ...] = ()
     """Positions of tensor arguments that are written."""
     peers: tuple[int, int] | None = None
-    """Positions of the peer or root: by global rank, and by rank in the group."""
+    """Positions of the peer or root: its global rank, and its rank in the group; None for an op without one."""
     reduction: int | None = None
     """Position of the reduction; None for an op without one."""
     check: Callable[[Sequence[Any], int], str] | None = None
-    """Returns an error text for arguments that torch would accept wrongly, given them and the group's size; "" for
-    none."""
+    """Called with the arguments and the group's size; returns an error text for arguments that torch would accept
+    although they are wrong, else an empty text. None for an op without such a check."""
     is_object: bool = False
-    """Moves Python objects with several c10d ops, which make one line of the log."""
+    """True if it moves Python objects by several c10d ops, which are one line of the log."""
     is_custom: bool = False
-    """A user's function: one line of the log, whatever it issues."""
+    """True for a user's function, which is one line of the log, whatever it issues."""
 
     entry: Communication = field(init=False)
     """Functions with which the recorder reads the op."""
     tensors: tuple[int, ...] = field(init=False)
     """Positions of all tensor arguments."""
     is_checked: bool = field(init=False)
-    """True if its arguments are checked before torch gets them: peers, or by ``check``."""
+    """True if its arguments are checked before torch is called: peers, or with ``check``."""
 
     def __post_init__(self) -> None:
-        """Compute the fields that follow from the others, once instead of in every call."""
+        """Compute the derived fields once instead of in every call."""
         object.__setattr__(self, "tensors", self.reads + self.writes)
         object.__setattr__(self, "is_checked", self.peers is not None or self.check is not None)
         object.__setattr__(self, "entry", COMMUNICATION_OPS[self.c10d_op])
@@ -77,7 +81,7 @@ class Spelling:
 def _spelling(
     name: str, call: Callable[..., Any], c10d_op: str = "barrier", as_op: AsOp = tuple, **traits: Any
 ) -> Spelling:
-    """Return the `Spelling` of a function of torch; its plain op follows from its name."""
+    """Return the `Spelling` of a torch function; the plain op follows from the name, `traits` are further fields."""
     return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
 
 
@@ -97,6 +101,7 @@ def _input_second(args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _even_parts(args: Sequence[Any], group_size: int) -> str:
+    """Return an error text if all_to_all_single without split sizes cannot divide its tensors by the group's size."""
     for name, tensor, sizes in (("output", args[0], args[2]), ("input", args[1], args[3])):
         if not sizes and isinstance(tensor, torch.Tensor) and tensor.dim() and tensor.shape[0] % group_size:
             return f"{name} has {tensor.shape[0]} rows, which {group_size} ranks cannot share: give split sizes"
@@ -125,7 +130,7 @@ ALL_TO_ALL = _spelling("all_to_all", td.all_to_all, "alltoall_", **_OUT_OF_PLACE
 BARRIER = _spelling("barrier", td.barrier)
 MONITORED_BARRIER = _spelling("monitored_barrier", td.monitored_barrier)
 
-# The functions under torch's newer names do the work without a deprecation warning for each call.
+# torch's newer functions do the same without a deprecation warning at each call.
 _gather_into = getattr(td, "all_gather_single", td.all_gather_into_tensor)
 _reduce_into = getattr(td, "reduce_scatter_single", td.reduce_scatter_tensor)
 ALL_GATHER_INTO_TENSOR, ALL_GATHER_BASE, ALL_GATHER_SINGLE, ALL_GATHER_COALESCED = (

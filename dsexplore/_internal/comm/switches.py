@@ -1,7 +1,7 @@
 """Switches that turn collectives off, to measure how long a step takes without them.
 
-A switch acts on the calls that go through `dsexplore.comm`, in every spelling of its collective. The tensors
-are unchanged, so the program computes wrong values while a switch is off: only its duration means something.
+A switch acts on calls of `dsexplore.comm`, under every name of its collective. Tensors stay unchanged, so the program
+computes wrong values while a collective is off: only the time of a step is meaningful.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "reduce": ("reduce",),
     "backward": ("all_gather", "reduce_scatter"),
 }
-"""{switch: ops that it turns off}; ``backward`` is what a sharded backward pass sends."""
+"""{switch: ops that it turns off}; ``backward`` is for the collectives of a sharded backward pass."""
 
 off: dict[str, str] = {}
 """{op that is off: the switch function that turned it off}. Empty in normal operation."""
@@ -130,7 +130,8 @@ def comm_off(*switches: str) -> Iterator[None]:
     """Turn collectives off inside a ``with`` block; the previous state is restored, also after an exception.
 
     Args:
-        switches: of ``all_gather``, ``reduce_scatter``, ``broadcast``, ``all_reduce``, ``reduce``, ``backward``.
+        switches: ``all_gather``, ``reduce_scatter``, ``broadcast``, ``all_reduce``, ``reduce`` or ``backward``, one or
+            several.
 
     Raises:
         UsageError: no such switch.
@@ -144,7 +145,7 @@ def comm_off(*switches: str) -> Iterator[None]:
             raise UsageError(f"comm_off({switch!r}): no such switch; there are {', '.join(SWITCHES)}")
     before = {op: off.get(op) for switch in switches for op in SWITCHES[switch]}
     for switch in switches:
-        turn(switch, True)
+        turn(switch, flag=True)
     try:
         yield
     finally:
@@ -157,7 +158,7 @@ def comm_off(*switches: str) -> Iterator[None]:
 
 
 def turn(switch: str, flag: bool) -> None:
-    """Turn the ops of a switch off, or on again."""
+    """Turn the ops of a switch off if `flag`, else on again."""
     with _lock:
         for op in SWITCHES[switch]:
             if flag:
@@ -171,6 +172,6 @@ def suppress(op: str, group: Any) -> None:
     switch = off[op]
     if switch not in _warned and td.is_initialized() and td.get_rank() == 0:
         _warned.add(switch)
-        what = f"{switch}(True): {op} is off, its tensors stay as they are; results are wrong until {switch}(False)"
-        warn(what, UserWarning)
+        text = f"{switch}(True): {op} is off, its tensors stay as they are; results are wrong until {switch}(False)"
+        warn(text, UserWarning)
     note_switched_off(op, group, switch)

@@ -1,6 +1,7 @@
-"""`TorchBackend`: torch.distributed with DeepSpeed's backend interface; and the rest of ``deepspeed.comm.torch``.
+"""The names of ``deepspeed.comm.torch``: `TorchBackend`, torch.distributed with DeepSpeed's backend interface.
 
-``DS_COMM_ALL_GATHER_OFF`` and the like are True while the switch of that collective is off; setting one turns it.
+The flags ``DS_COMM_ALL_GATHER_OFF``, ``DS_COMM_ALL_REDUCE_OFF``, … of this module are True while that collective is
+switched off; setting a flag turns the switch.
 """
 
 from __future__ import annotations
@@ -47,41 +48,6 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.torch_internals.process_groups import enable_symmetric_memory
 
-
-class Backend:
-    """A communication backend.
-
-    Args:
-        name: of the backend.
-        rank: of this process in the world.
-        size: of the world.
-    """
-
-    def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
-        self.name = name
-        self.world_size = size
-        self.world_rank = rank
-        self.process_groups: list[td.ProcessGroup] = []
-        self.initialized = False
-
-    @property
-    def world_group(self) -> td.ProcessGroup | None:
-        """Group of all ranks; None if there is none."""
-        return None
-
-    def is_initialized(self) -> bool:
-        """Return True if the backend can communicate."""
-        return self.initialized
-
-    def new_group(self, *args: Any, **named: Any) -> td.ProcessGroup:
-        """Create a process group."""
-        raise NotImplementedError(f"{type(self).__name__} makes no groups")
-
-    def init_process_group(self, *args: Any, **named: Any) -> None:
-        """Create the world's process group."""
-        self.initialized = True
-
-
 __all__ = [
     "Noop",
     "TorchBackend",
@@ -103,16 +69,50 @@ __all__ = [
 _log = logging.getLogger("dsexplore.comm")
 
 
+class Backend:
+    """A communication backend.
+
+    Args:
+        name: name of the backend.
+        rank: rank of this process in the world.
+        size: number of ranks in the world.
+    """
+
+    def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
+        self.name = name
+        self.world_size = size
+        self.world_rank = rank
+        self.process_groups: list[td.ProcessGroup] = []
+        self.initialized = False
+
+    @property
+    def world_group(self) -> td.ProcessGroup | None:
+        """Group of all ranks; None without a world."""
+        return None
+
+    def is_initialized(self) -> bool:
+        """Return True if the backend can communicate."""
+        return self.initialized
+
+    def new_group(self, *args: Any, **named: Any) -> td.ProcessGroup:
+        """Create a process group."""
+        raise NotImplementedError(f"{type(self).__name__} makes no groups")
+
+    def init_process_group(self, *args: Any, **named: Any) -> None:
+        """Create the world's process group."""
+        self.initialized = True
+
+
 class TorchBackend(Backend):
     """torch.distributed; an existing process group is adopted, not initialized again.
 
     Args:
         backend: torch's name, such as ``"nccl"``, ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``; None for torch's choice.
-        timeout: after which a collective gives up.
-        init_method: URL to meet at; None for the launcher's environment variables.
-        rank: of this process; −1 to take it from the environment.
-        world_size: number of processes; −1 to take it from the environment.
-        name: of this object.
+        timeout: timeout of collectives; None for torch's default.
+        init_method: URL of the rendezvous; None for the launcher's environment variables.
+        rank: rank of this process; −1 to read it from the environment.
+        world_size: number of processes; −1 to read it from the environment.
+        name: name of this object.
     """
 
     @names_arguments
@@ -143,14 +143,13 @@ class TorchBackend(Backend):
         """Initialize torch.distributed, unless it is initialized.
 
         Raises:
-            UsageError: the timeout is not a positive ``timedelta``.
+            UsageError: `timeout` is not a positive ``timedelta``.
         """
         if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
             raise UsageError(f"timeout {timeout!r} is not a positive timedelta: give datetime.timedelta(minutes=30)")
         if td.is_initialized():
             _log.debug("torch.distributed is initialized: adopted")
         else:
-            device = _device_to_bind(backend)
             try:
                 td.init_process_group(
                     backend,
@@ -158,7 +157,7 @@ class TorchBackend(Backend):
                     init_method=init_method,
                     rank=rank,
                     world_size=world_size,
-                    device_id=device,
+                    device_id=_device_to_bind(backend),
                 )
             except Exception as error:
                 explain(error, "init_process_group", None)
@@ -205,7 +204,7 @@ class TorchBackend(Backend):
         group: td.ProcessGroup | None = None,
         async_op: bool = False,
     ) -> WorkHandle | None:
-        """Call `comm.calls.reduce_scatter_tensor`; the second parameter has DeepSpeed's name."""
+        """Call `comm.calls.reduce_scatter_tensor`; the parameters have DeepSpeed's names."""
         return calls.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
     all_reduce = staticmethod(calls.all_reduce)
@@ -239,7 +238,7 @@ class TorchBackend(Backend):
     new_group = staticmethod(ranks.new_group)
 
     def destroy_process_group(self, group: td.ProcessGroup | None = None) -> None:
-        """Destroy a group, or all."""
+        """Destroy a process group; None for all."""
         td.destroy_process_group(group)
         self.initialized = td.is_initialized()
 
@@ -265,13 +264,14 @@ def _device_to_bind(backend: str | None) -> torch.device | None:
 
 
 class _WithFlags(ModuleType):
-    """The class of this module; its flags are properties that read and turn the switches."""
+    """Class of this module. Its flags are properties that read and turn the switches."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return import_module, (self.__name__,)  # programs that refer to it are sent to ranks
+        return import_module, (self.__name__,)  # so that programs that refer to the module can be pickled
 
 
 def _flag(switch: str) -> property:
+    """Return a property of the module that is True while the ops of a switch are off."""
     ops = switches.SWITCHES[switch]
 
     def read(_module: ModuleType) -> bool:

@@ -1,4 +1,4 @@
-"""Abilities of the installed torch, by version or by feature; pyproject.toml declares the range of versions."""
+"""What the installed torch supports, by version or by feature."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_TORCH_VERSION = OLDEST
 def required_torch_version(min_version: str | float | None = None, max_version: str | float | None = None) -> bool:
     """Return True if torch is at least `min_version` and at most `max_version`, both included.
 
-    Write versions as text: as a number, 2.10 is 2.1.
+    Pass versions as text: the number 2.10 is 2.1.
 
     Examples:
         >>> dist.required_torch_version(min_version="2.0")

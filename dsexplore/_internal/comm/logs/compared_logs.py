@@ -1,8 +1,8 @@
-"""Compare the logs of all ranks: a `Skew` of their joint trace, and the calls that differ.
+"""Compare the logs of all ranks: the `Skew` of their joint trace, and the calls that differ.
 
-Every rank of the world must call each of these functions. If ranks have made unequal numbers of calls, the logs are
-exchanged through the world's store instead of collectives, so ranks that differ get an answer and cannot hang. Each
-rank first sends a digest of every `CHUNK` calls of a group; calls are sent only for the first chunk that differs.
+Every rank of the world must call `compare` or `check`. If ranks have made different numbers of collectives, another
+collective could hang, so the logs are exchanged through the world's store. To send little, each rank first sends a
+digest of every `CHUNK` calls of a group; the calls themselves are sent only for the first chunk that differs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch.distributed as td
 
@@ -22,40 +23,47 @@ from dsexplore._internal.capture.collectives.groups import describe_group, own_r
 from dsexplore._internal.comm.logs.dropped_calls import DroppedCalls
 from dsexplore._internal.comm.logs.log_records import Record, is_collective
 from dsexplore._internal.comm.logs.meeting import exchange, meet, store_of_world
-from dsexplore._internal.comm.logs.sent_calls import Series, last_calls, numbered, sent_calls, tables_of
+from dsexplore._internal.comm.logs.sent_calls import NumberedCall, Series, last_calls, numbered, sent_calls, tables_of
 from dsexplore._internal.errors import MismatchError, UsageError
 
 CHUNK = 1024
 _MOST_DIFFERENCES = 20
-Call = tuple[Series, int, Record]
-Digests = Mapping[Series, tuple[int, int, Mapping[int, bytes]]]
-"""{series: (number of the first call still in the log, number after the last, {chunk: digest})}."""
+
+
+class SeriesDigests(NamedTuple):
+    """Digests of a rank's calls in one series."""
+
+    first: int
+    """Number of the first call that is still in the log."""
+    end: int
+    """Number after the last call."""
+    by_chunk: Mapping[int, bytes]
+    """{number of a chunk: digest of its calls}; calls of a chunk that the log no longer has in full are omitted."""
+
+
+Digests = Mapping[Series, SeriesDigests]
 
 
 def compare(records: Sequence[Record], dropped: DroppedCalls) -> tuple[Skew, list[str]]:
-    """Return the skew of the logged ranks; its notes list the calls in which they differ.
+    """Return the skew of the ranks' logs, and texts on the calls that differ, which are also its notes.
 
     Args:
-        records: of this rank, without `DroppedCalls.counted_early`.
-        dropped: the calls that the log dropped before them.
+        records: lines of this rank's log, without `DroppedCalls.counted_early`.
+        dropped: earlier calls that the log has dropped.
 
     Raises:
-        TimeoutError: some ranks have not made the call; the error names them.
+        TimeoutError: some ranks have not made this call; the error names them.
     """
-    calls = list(numbered(records, dropped.numbered))
+    calls = numbered(records, dropped.numbered)
     by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(calls, dropped))
     tables = tables_of(list(exchange(sent_calls(last_calls(calls), own_rank()), by_store).values()))
     differences = _differences(_collectives(calls), dropped, by_store)
-    return Skew(replace(tables, info=replace(tables.info, notes=(*differences, *tables.info.notes)))), differences
+    info = replace(tables.info, notes=(*differences, *tables.info.notes))
+    return Skew(replace(tables, info=info)), differences
 
 
 def check(records: Sequence[Record], dropped: DroppedCalls) -> None:
-    """Raise if the ranks' calls differ; see `CommsLogger.check`.
-
-    Args:
-        records: see `compare`.
-        dropped: see `compare`.
-    """
+    """Raise MismatchError if the ranks' calls differ, see `CommsLogger.check`; the arguments are those of `compare`."""
     calls = _collectives(numbered(records, dropped.numbered))
     by_store = not meet("check()", made=_made_on_world(calls, dropped))
     if not any(exchange(bool(records), by_store).values()):
@@ -65,77 +73,90 @@ def check(records: Sequence[Record], dropped: DroppedCalls) -> None:
         raise MismatchError("the ranks did not make the same calls: " + "; ".join(differences))
 
 
-def _collectives(calls: Iterable[Call]) -> list[Call]:
+def _collectives(calls: Iterable[NumberedCall]) -> list[NumberedCall]:
     """Return the calls that torch issued as collectives, which must be equal on all ranks."""
-    return [call for call in calls if is_collective(call[2].issued)]
+    return [call for call in calls if is_collective(call.record.issued)]
 
 
-def _made_on_world(calls: Iterable[Call], dropped: DroppedCalls) -> int | None:
-    """Return the number of collectives this rank made on the world; None if one of them failed."""
+def _made_on_world(calls: Iterable[NumberedCall], dropped: DroppedCalls) -> int | None:
+    """Return the number of collectives that this rank made on the world; None if one of them failed."""
     if store_of_world() is None:
         return 0
     world = describe_group(td.group.WORLD)
-    made = [record for (name, ranks), _, record in calls if (name, ranks) == (world.name, world.ranks)]
-    return None if any(record.failed for record in made) else dropped.numbered[world.name, world.ranks] + len(made)
+    series = world.name, world.ranks
+    records = [call.record for call in calls if call.series == series]
+    if any(record.failed for record in records):
+        return None
+    return dropped.numbered[series] + len(records)
 
 
-def _differences(calls: Sequence[Call], dropped: DroppedCalls, by_store: bool) -> list[str]:
+def _differences(calls: Sequence[NumberedCall], dropped: DroppedCalls, by_store: bool) -> list[str]:
     """Return a text for the first call of each series that differs between ranks, `_MOST_DIFFERENCES` at most."""
-    sent = exchange(digests(calls, dropped.numbered), by_store)
-    chunks = chunks_to_compare(sent)
+    chunks = chunks_to_compare(exchange(digests(calls, dropped.numbered), by_store))
     if not chunks:
         return []
-    compared = [call for call in calls if call[0] in chunks and call[1] // CHUNK == chunks[call[0]]]
+    compared = [call for call in calls if call.number // CHUNK == chunks.get(call.series)]
     tables = tables_of(list(exchange(sent_calls(compared, own_rank()), by_store).values()))
     texts = [difference_text(difference) for difference in differences(job_of_trace(tables))]
-    more = len(texts) - _MOST_DIFFERENCES
-    return [*texts[:_MOST_DIFFERENCES], *([f"… and {more:,} more"] if more > 0 else [])]
+    if len(texts) > _MOST_DIFFERENCES:
+        texts[_MOST_DIFFERENCES:] = [f"… and {len(texts) - _MOST_DIFFERENCES:,} more"]
+    return texts
 
 
-def digests(calls: Iterable[Call], dropped: Mapping[Series, int]) -> Digests:
-    """Return the digests of a rank's calls, which it sends first.
+def digests(calls: Iterable[NumberedCall], dropped: Mapping[Series, int]) -> Digests:
+    """Return the digests of a rank's calls, which it sends to the other ranks.
 
     Args:
-        calls: with their numbers.
-        dropped: {series: number of calls that the log no longer has}.
+        calls: calls of the rank, in the order of issue.
+        dropped: {series: number of earlier calls that the log no longer has}.
     """
     texts: dict[Series, list[str]] = defaultdict(list)
-    for series, _, record in calls:
-        texts[series].append(_agreed(record))
-    digests_of: dict[Series, tuple[int, int, Mapping[int, bytes]]] = {}
-    for series, of_calls in texts.items():
+    for call in calls:
+        texts[call.series].append(_agreed_text(call.record))
+    series_digests = {}
+    for series, call_texts in texts.items():
         first = dropped.get(series, 0)
-        end = first + len(of_calls)
-        whole = range(-(-first // CHUNK), -(-end // CHUNK))
-        digests_of[series] = (first, end, {chunk: _digest(of_calls, chunk * CHUNK - first) for chunk in whole})
-    return digests_of
+        end = first + len(call_texts)
+        by_chunk = {
+            chunk: _digest(call_texts, chunk * CHUNK - first) for chunk in range(_chunk_from(first), _chunk_from(end))
+        }
+        series_digests[series] = SeriesDigests(first, end, by_chunk)
+    return series_digests
+
+
+def _chunk_from(number: int) -> int:
+    """Return the first chunk that begins at or after call `number`."""
+    return (number + CHUNK - 1) // CHUNK
 
 
 def _digest(texts: Sequence[str], begin: int) -> bytes:
+    """Return the digest of the chunk that begins at `begin`."""
     return hashlib.blake2b("\n".join(texts[begin : begin + CHUNK]).encode(), digest_size=8).digest()
 
 
-def _agreed(record: Record) -> str:
-    """Return the part of a call that all ranks must agree on; objects and all_to_all parts may differ in size."""
+def _agreed_text(record: Record) -> str:
+    """Return the properties of a call that all ranks must agree on; objects and all_to_all parts may differ in size."""
     parties = record.issued.parties
+    root = parties.root if parties is not None else None
     has_same_size = record.op != "all_to_all" and not record.is_object
-    size, root = record.bytes if has_same_size else "", parties.root if parties is not None else None
+    size = record.bytes if has_same_size else ""
     return f"{record.op} {size} {record.dtype} {record.reduction} {root}"
 
 
 def chunks_to_compare(sent: Mapping[int, Digests]) -> dict[Series, int]:
-    """Return {series: first chunk with differing digests}, equal on every rank.
+    """Return {series: first chunk with differing digests}, the same on every rank.
 
     Args:
         sent: {rank: its digests}.
     """
     chunks = {}
     for series in sorted({series for by_series in sent.values() for series in by_series}):
-        of_ranks = [sent[rank].get(series, (0, 0, {})) for rank in series[1] if rank in sent]
-        begin = max(-(-first // CHUNK) for first, _, _ in of_ranks)
-        end = max(-(-last // CHUNK) for _, last, _ in of_ranks)
+        _, ranks = series
+        rank_digests = [sent[rank].get(series, SeriesDigests(0, 0, {})) for rank in ranks if rank in sent]
+        begin = max(_chunk_from(rank_digest.first) for rank_digest in rank_digests)
+        end = max(_chunk_from(rank_digest.end) for rank_digest in rank_digests)
         for chunk in range(begin, end):
-            if len({by_chunk.get(chunk) for _, _, by_chunk in of_ranks}) > 1:
+            if len({rank_digest.by_chunk.get(chunk) for rank_digest in rank_digests}) > 1:
                 chunks[series] = chunk
                 break
     return chunks

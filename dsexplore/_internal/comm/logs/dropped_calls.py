@@ -17,19 +17,19 @@ class DroppedCalls:
 
     def __init__(self) -> None:
         self.lines: dict[LineKey, Line] = {}
-        """Their part of the summary."""
+        """Lines of the summary, with the sums of these calls alone."""
         self.numbered: Counter[Series] = Counter()
         """{series: number of dropped calls that involve all ranks of a group}."""
         self.counted_early: set[Issued] = set()
-        """Collectives still in the log because they have not ended, although newer ones were dropped; they count as
-        earlier."""
+        """Collectives that the log still has because they have not completed, although newer ones were dropped.
+        `numbered` counts them as dropped, so that later calls have the same numbers as on other ranks."""
 
     def add(self, dropped: Sequence[Issued], unfinished: Sequence[Issued] = ()) -> None:
-        """Add finished collectives, which the log drops, to the sums.
+        """Add collectives that the log drops to the sums.
 
         Args:
-            dropped: the collectives that the log drops.
-            unfinished: older collectives that it keeps because they have not ended.
+            dropped: completed collectives.
+            unfinished: older collectives that the log keeps because they have not completed.
         """
         for call in dropped:
             call.read_clock()

@@ -1,6 +1,6 @@
-"""Find the layer and function that issued a collective which did not come through this package.
+"""Find which layer issued a collective that was not issued by this package: torch, or ``deepspeed.comm``.
 
-The layer is read from the Python stack while the collective's op runs. From the innermost outwards, the frames belong
+The layer is read from the Python stack while the collective's op runs. From the innermost frame outwards, frames belong
 to torch, then to ``deepspeed.comm`` if the program called it, then to the program.
 """
 
@@ -25,7 +25,7 @@ REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """Plain ops that have a reduction."""
 
 _BELOW = (TORCH_FOLDER, str(Path(__file__).parents[3]) + os.sep, contextlib.__file__)
-"""Files of the frames between a layer's function and an op's kernel: torch, the recorder, ``with`` blocks."""
+"""Files of frames between a layer's function and the op's kernel: torch, this package, ``with`` blocks."""
 
 
 class Caller(NamedTuple):
@@ -36,43 +36,41 @@ class Caller(NamedTuple):
     name: str
     """The call's name in DeepSpeed's own log; the plain op for a call of torch."""
     prof: bool
-    """True if the call requests DeepSpeed's log to record it although not all are recorded."""
+    """True if the caller passed ``prof=True``: DeepSpeed logs the call even if it does not log all calls."""
     reduction: str
     """``SUM``, ``MAX``, …; empty for an op without one, or if C++ code issued it."""
     function: str
-    """The name of the function that called the layer."""
+    """Name of the function that called the layer."""
 
 
 def caller_of(op: str) -> Caller:
-    """Return the function that issued the collective now running in this thread.
-
-    Args:
-        op: the plain op.
-    """
+    """Return the function that issued the collective whose op `op`, a plain name, now runs in this thread."""
     frame: FrameType | None = sys._getframe(1)
     deepspeed = _folder_of_deepspeed_comm()
-    reduction, called = "", None
+    reduction = ""
+    deepspeed_frame = None
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_BELOW) or file.endswith("typing_extensions.py"):  # torch's deprecated names
             if not reduction and op in REDUCING and file in REDUCTION_PARAMETERS:
                 reduction = reduction_name(_argument(frame, REDUCTION_PARAMETERS[file]))
         elif deepspeed and file.startswith(deepspeed):
-            # The innermost one with the parameter that says how DeepSpeed logs it; without any the outermost one.
-            if called is None or _argument(called, "log_name") is None:
-                called = frame
+            # DeepSpeed's log takes the innermost function with a ``log_name``; without any, the outermost function.
+            if deepspeed_frame is None or _argument(deepspeed_frame, "log_name") is None:
+                deepspeed_frame = frame
         else:
             break
         frame = frame.f_back
     function = frame.f_code.co_name if frame is not None else ""
-    if called is None:
-        return Caller(TORCH, op, False, reduction, function)
-    name = _argument(called, "log_name") or called.f_code.co_name
-    return Caller(DEEPSPEED, str(name), bool(_argument(called, "prof")), reduction, function)
+    if deepspeed_frame is None:
+        return Caller(TORCH, op, prof=False, reduction=reduction, function=function)
+    name = _argument(deepspeed_frame, "log_name") or deepspeed_frame.f_code.co_name
+    prof = bool(_argument(deepspeed_frame, "prof"))
+    return Caller(DEEPSPEED, str(name), prof=prof, reduction=reduction, function=function)
 
 
 def _argument(frame: FrameType, parameter: str) -> Any:
-    """Return the argument that a function was called with; None if it has no such parameter."""
+    """Return the value of a parameter in a frame; None if its function has no such parameter."""
     return frame.f_locals.get(parameter) if parameter in frame.f_code.co_varnames else None
 
 

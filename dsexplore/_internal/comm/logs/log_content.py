@@ -1,4 +1,4 @@
-"""The content of a log, and its forms: lines, tables, a trace, DeepSpeed's dicts, and a comparison of ranks."""
+"""The content of a log, as printed lines, tables, a trace, DeepSpeed's dicts, and a comparison of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsexplore._internal.capture.recorder_in_use import in_use
 from dsexplore._internal.comm.logs import compared_logs
 from dsexplore._internal.comm.logs.dropped_calls import DroppedCalls
 from dsexplore._internal.comm.logs.issuing_layer import OWN
-from dsexplore._internal.comm.logs.log_records import LoggedCall, LogRecording, Record, recorded_of, records_of
+from dsexplore._internal.comm.logs.log_records import LoggedCall, LogRecording, Record, records_of, trace_collectives
 from dsexplore._internal.comm.logs.log_summary import (
     CommsSummary,
     LineKey,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 class Printer:
     """Prints the lines of a verbose log: each message once, on rank 0, when its call has completed.
 
-    A call through this package has completed when it returns, or when its handle says so. torch does not report the end
-    of a collective that was issued otherwise; its line is printed with the next call that the log sees, or at the end.
+    A call of this package has completed when it returns, or when its handle reports it. The end of a collective of
+    another layer is not reported; its line is printed with the next call that the log sees, or at the end.
     """
 
     def __init__(self) -> None:
@@ -55,22 +55,23 @@ class Printer:
         """Collectives of other layers that have not been printed, in the order of issue."""
 
     def follow(self, issued: Issued) -> None:
-        """Print a labeled collective of another layer once it has completed: see `print_over`."""
+        """Add a labeled collective of another layer, which `print_completed` prints once it has completed."""
         with self._lock:
             self._running.append(issued)
 
-    def print_over(self) -> None:
+    def print_completed(self) -> None:
         """Print the followed collectives that have completed."""
         with self._lock:
-            over = [call for call in self._running if call.is_over]
-            self._running = [call for call in self._running if call not in over]
-        _print(over)
+            completed = [issued for issued in self._running if issued.is_over]
+            self._running = [issued for issued in self._running if issued not in completed]
+        _print(completed)
 
-    def print_rest(self) -> None:
-        """Print all followed collectives; those that have not ended have no time."""
+    def print_all(self) -> None:
+        """Print all followed collectives; a time is missing for those that have not completed."""
         with self._lock:
-            rest, self._running = self._running, []
-        _print(rest)
+            running = self._running
+            self._running = []
+        _print(running)
 
     def print_call(self, call: LoggedCall) -> None:
         """Print a completed call of this package, once."""
@@ -82,6 +83,7 @@ class Printer:
 
 
 def _print(issued: Iterable[Issued]) -> None:
+    """Print the lines of collectives on rank 0."""
     if is_initialized() and td.get_rank() != 0:
         return
     for record in records_of(issued):
@@ -89,15 +91,16 @@ def _print(issued: Iterable[Issued]) -> None:
 
 
 def line_of(record: Record) -> str:
-    """Return the printed line of a record, with the layer of a call that did not come through `dsexplore.comm`.
+    """Return the printed line of a record; for a call of another layer, with the name of the layer.
 
-    Worked example: ``"all_reduce | group 0 | 16 B | 0.001 ms | algbw 16 MB/s | busbw 16 MB/s"``.
+    Example: ``"all_reduce | group 0 | 16 B | 0.001 ms | algbw 16 MB/s | busbw 16 MB/s"``.
     """
     name = record.name if record.layer == OWN else f"{record.name} ({record.layer})"
     return " | ".join([name, f"group {record.group.name}", format_bytes(record.bytes), *_times(record)])
 
 
 def _times(record: Record) -> list[str]:
+    """Return time and bandwidths as texts; the cause of a call that failed, a dash for one that was not timed."""
     if record.failed:
         return [record.cause]
     if record.seconds is None:
@@ -107,74 +110,71 @@ def _times(record: Record) -> list[str]:
 
 
 class CallWait(NamedTuple):
-    """A call of a rank's log that all ranks of its group timed."""
+    """How long this rank waited in a call that all ranks of its group timed."""
 
     record: Record
     transfer: float
     """Seconds of the call on the rank that waited least."""
     waited: float
-    """Additional seconds on this rank."""
+    """Additional seconds of the call on this rank."""
     late_ranks: Sequence[int]
-    """The ranks that the others waited for."""
+    """Ranks that the others waited for."""
 
 
 def call_waits(records: Iterable[Record], dropped: Mapping[Series, int], skew: Skew, rank: int) -> Iterator[CallWait]:
     """Yield the calls of a rank's log that all ranks of their groups timed.
 
     Args:
-        records: the rank's own; see `numbered`.
-        dropped: see `numbered`.
-        skew: of the logs of all ranks.
-        rank: the rank that made these records.
+        records: lines of the rank's log; see `numbered`.
+        dropped: {series: number of earlier lines that the log has dropped}.
+        skew: skew of the logs of all ranks.
+        rank: the rank that made these calls.
     """
-    waits = _waits(skew, rank)
-    for series, number, record in numbered(records, dropped):
-        wait = waits.get((*series, number))
-        if wait is not None:
-            yield CallWait(record, *wait)
-
-
-def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, list[int]]]:
-    """Return {(group name, ranks, number): (transfer, wait, late ranks)} of collectives timed on all ranks."""
-    arrived = skew.arrivals
-    late = arrived.filter("is_late").group_by("instance").agg(late="rank")
-    of_all = pl.col("count") == pl.col("members").list.len()
-    of_rank = arrived.filter((pl.col("rank") == rank) & of_all).join(late, on="instance", how="left")
-    name = pl.col("group").str.replace(
-        r"@\d+$", ""
-    )  # merging adds it where two ranks use one name for different groups
-    waited = pl.col("took") - pl.col("duration")
-    return {
-        (group, tuple(ranks), number): (duration, seconds, late_ranks or [])
-        for group, ranks, number, duration, seconds, late_ranks in of_rank.select(
-            name, "members", "group_seq", "duration", waited, "late"
-        ).iter_rows()
+    timed = {
+        (row["group"], tuple(row["members"]), row["group_seq"]): row
+        for row in _arrivals_of(skew, rank).iter_rows(named=True)
     }
+    for (name, ranks), number, record in numbered(records, dropped):
+        row = timed.get((name, ranks, number))
+        if row is not None:
+            yield CallWait(record, row["duration"], row["took"] - row["duration"], row["late_ranks"] or [])
+
+
+def _arrivals_of(skew: Skew, rank: int) -> pl.DataFrame:
+    """Return the arrivals of a rank in collectives that all ranks timed, with a list ``late_ranks`` of each."""
+    arrivals = skew.arrivals
+    late = arrivals.filter("is_late").group_by("instance").agg(late_ranks="rank")
+    on_all_ranks = pl.col("count") == pl.col("members").list.len()
+    # merging adds a suffix to the name if ranks use one name for different groups
+    name = pl.col("group").str.replace(r"@\d+$", "")
+    of_rank = arrivals.filter((pl.col("rank") == rank) & on_all_ranks).with_columns(name)
+    return of_rank.join(late, on="instance", how="left")
 
 
 def waiting_of_lines(waits: Iterable[CallWait]) -> dict[LineKey, Waiting]:
     """Return the waits of each line of a rank's summary; lines without a call timed on all ranks are omitted."""
     waiting: dict[LineKey, Waiting] = {}
-    for record, _, waited, late_ranks in waits:
-        line = waiting.setdefault(line_key(record), Waiting())
+    for wait in waits:
+        line = waiting.setdefault(line_key(wait.record), Waiting())
         line.count += 1
-        line.seconds += waited
-        line.late.update(late_ranks)
+        line.seconds += wait.waited
+        line.late.update(wait.late_ranks)
     return waiting
 
 
 def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[str, object]]]:
-    """Return ``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's form; S is the size that this rank sent."""
+    """Return ``{name: {message bytes: figures}}`` of one rank's waits, in DeepSpeed's form."""
     calls: dict[str, dict[int, list[CallWait]]] = defaultdict(lambda: defaultdict(list))
     for wait in waits:
         calls[wait.record.name][wait.record.bytes].append(wait)
     return {
-        name: {size: _deepspeed_figures(size, of_size) for size, of_size in sorted(sizes.items())}
-        for name, sizes in sorted(calls.items())
+        name: {size: _deepspeed_figures(size, by_size[size]) for size in sorted(by_size)}
+        for name, by_size in sorted(calls.items())
     }
 
 
 def _deepspeed_figures(size: int, calls: Sequence[CallWait]) -> dict[str, object]:
+    """Return the figures of the calls with one message size, under DeepSpeed's names; times in milliseconds."""
     transfers, waits = [call.transfer * 1e3 for call in calls], [call.waited * 1e3 for call in calls]
     return {
         "count": len(calls),
@@ -204,10 +204,10 @@ class _Compared(NamedTuple):
 
 
 class LogContent:
-    """The calls of a log: the last ones individually, those before them as sums.
+    """The calls of a log: the last ones individually, earlier ones as sums.
 
     Args:
-        recording: keeps the calls.
+        recording: recording with the collectives of the last calls.
     """
 
     def __init__(self, recording: LogRecording) -> None:
@@ -227,7 +227,7 @@ class LogContent:
 
     @property
     def most(self) -> int:
-        """Number of calls that are kept individually; of those before them only the summary has the sums."""
+        """Number of calls that are kept individually; of earlier calls, only sums are kept."""
         return self._recording.most
 
     @most.setter
@@ -240,7 +240,7 @@ class LogContent:
         self._dropped.add(dropped, unfinished)
 
     def reset_data(self) -> None:
-        """Discard all records; an op that is running gets none when it ends."""
+        """Discard all records; an op that is still running is not logged either."""
         self._recording.issued = []
         self._dropped = DroppedCalls()
 
@@ -262,23 +262,24 @@ class LogContent:
         """Return the log as a table: one row per op, layer, group and message size.
 
         Args:
-            show_straggler: add how long this rank waited in each line's calls, and which ranks were late. Every rank of
-                the world must then make this call.
+            show_straggler: add columns for how long this rank waited in each line's calls, and which ranks were late;
+                every rank of the world must then make this call.
         """
         return self._compared().summary if show_straggler else CommsSummary(self._records(), self._dropped.lines)
 
     def _compared(self) -> _Compared:
-        in_place = self._comparable_records()
-        skew, differences = compared_logs.compare(in_place, self._dropped)
-        waits = list(call_waits(in_place, self._dropped.numbered, skew, own_rank()))
+        """Compare the logs of all ranks; every rank of the world must make this call."""
+        records = self._comparable_records()
+        skew, differences = compared_logs.compare(records, self._dropped)
+        waits = list(call_waits(records, self._dropped.numbered, skew, own_rank()))
         summary = CommsSummary(self._records(), self._dropped.lines, waiting_of_lines(waits))
         return _Compared(summary, skew, waits, differences)
 
     def _comparable_records(self) -> list[Record]:
         """Return the records that other ranks' logs have under the same numbers."""
         in_use().stopwatch.settle()
-        elsewhere = self._dropped.counted_early
-        return list(records_of([issued for issued in self._recording.issued if issued not in elsewhere]))
+        counted_early = self._dropped.counted_early
+        return list(records_of([issued for issued in self._recording.issued if issued not in counted_early]))
 
     def to_frame(self) -> pl.DataFrame:
         """Return the table of `summary` as a polars frame."""
@@ -297,32 +298,32 @@ class LogContent:
         return self.summary()._repr_mimebundle_(include, exclude)
 
     def trace(self) -> Trace:
-        """Return the log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
-        recorded = list(recorded_of(list(self._recording.issued)))
+        """Return the log as a `Trace`, for the explorer, files and analyses."""
+        issued = list(trace_collectives(list(self._recording.issued)))
         notes = [_NOTE]
         if self._dropped.count:
             notes.append(f"The {self._dropped.count:,} calls before these are in the log's summary alone.")
-        recording = replace(self._recording, issued=recorded, notes=notes)
+        recording = replace(self._recording, issued=issued, notes=notes)
         tables = in_use().tables(recording)
         before = {name: count for (name, _), count in self._dropped.numbered.items()}
         number = pl.col("group_seq") + pl.col("group").replace_strict(before, default=0, return_dtype=pl.Int64)
         return Trace(replace(tables, events=tables.events.with_columns(number)))
 
     def get_raw_data(self) -> dict[str, dict[int, list[int | list[float]]]]:
-        """Return ``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``, bandwidths in Gbit/s.
+        """Return ``{name: {message bytes: [count, latencies in ms, algbw, busbw]}}``, bandwidths in Gbit/s.
 
-        The count includes all calls, the lists have the last `most`.
+        The count includes all calls; the lists have the last `most` calls.
         """
         return raw_data(self.records, self._dropped.lines.values())
 
     @property
     def comms_dict(self) -> dict[str, dict[int, list[int | list[float]]]]:
-        """`get_raw_data` as of now, under the name that it has in DeepSpeed's logger."""
+        """Data of `get_raw_data`, under the name that it has in DeepSpeed's logger."""
         return self.get_raw_data()
 
     @names_arguments
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, object]] | None:
-        """Return the figures of one name by message size, see `log_all`; None for a name that was not logged."""
+        """Return {message bytes: figures} of one name, see `log_all`; None for a name that was not logged."""
         return operation_summaries(self.records, self._dropped.lines.values()).get(operation_name)
 
     @names_arguments
@@ -333,15 +334,16 @@ class LogContent:
 
         Args:
             print_log: print the table.
-            show_straggler: add how long ranks waited for each other: in each line, and as a table of its own. Every
-                rank of the world must then make this call.
-            return_dict: return ``{"summary": {name: {S: {...}}}, "straggler_analysis": ..., "metadata": ...}``, in
-                DeepSpeed's form. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
-                and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
+            show_straggler: add how long ranks waited for each other, to each line and as a separate table; every rank
+                of the world must then make this call.
+            return_dict: return ``{"summary": {name: {message bytes: {...}}}, "straggler_analysis": ..., "metadata":
+                ...}``, in DeepSpeed's form. ``tput_avg_gbps`` and ``busbw_avg_gbps`` are in Gbit/s,
+                ``algbw_avg_gb_per_s`` and ``busbw_avg_gb_per_s`` in GB/s (1e9 bytes); ``groups`` has the figures of
+                each process group.
         """
         rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
         compared = self._compared() if show_straggler else None
-        self._printer.print_over()
+        self._printer.print_completed()
         if print_log:
             print((self.summary() if compared is None else compared.summary).table_text())
             if compared is not None:
@@ -356,23 +358,23 @@ class LogContent:
         }
 
     def stragglers(self) -> Skew:
-        """Return a `Skew` of all ranks' logs: who was late, and how long the others waited; see `Trace.skew`.
+        """Return a `Skew` of all ranks' logs: which ranks were late, and how long the others waited; see `Trace.skew`.
 
-        The notes say where the ranks' calls differ. Every rank of the world must make this call.
+        Its notes list the calls in which the ranks differ. Every rank of the world must make this call.
 
         Raises:
-            TimeoutError: some ranks have not made it; the error names them.
+            TimeoutError: some ranks have not made this call; the error names them.
         """
         return compared_logs.compare(self._comparable_records(), self._dropped)[0]
 
     def check(self) -> None:
-        """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.
+        """Compare the calls that all ranks have logged: their order on each group, ops, sizes, dtypes and reductions.
 
-        Every rank of the world must make this call. On gloo, ranks whose dtypes, reductions or order differ may get
-        wrong values and no error.
+        Every rank of the world must make this call. With gloo, ranks with different dtypes, reductions or order may get
+        wrong values without an error.
 
         Raises:
-            MismatchError: the first call of each group that differs, with what each rank made of it and its line.
+            MismatchError: calls differ; the error has the first one of each group, with each rank's call and its line.
             TimeoutError: some ranks have not made this call; the error names them.
             UsageError: no rank has logged anything.
         """

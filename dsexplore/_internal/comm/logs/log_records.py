@@ -1,4 +1,4 @@
-"""The lines of the log, made of what the recorder wrote of each call."""
+"""The lines of the log: a `Record` for each message of the collectives that the recorder has seen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dsexplore._internal.comm.logs.issuing_layer import OWN
 from dsexplore._internal.comm.spellings import Spelling
 
 MOST_CALLS = 300_000
-"""Number of collectives that a log keeps individually, some 270 bytes each."""
+"""Number of collectives that a log keeps individually; each takes some 270 bytes."""
 _DROPPED_AT_ONCE = 1024
 _dropping = threading.Lock()
 
@@ -30,14 +30,14 @@ OWN_OP = "dsexplore.comm."
 
 
 class LoggedCall(Label):
-    """One call through this package, or all calls of one kind that bypassed it.
+    """Label of one call of this package, or of all equal calls of another layer.
 
     Args:
         spelling: the function that was called.
         name: the name it is logged under.
         is_wanted: True if it is to be logged.
-        ends_with_call: see `Label`.
-        layer: the layer that was called: this package, ``deepspeed.comm`` or ``torch.distributed``.
+        ends_with_call: True if its collectives have completed when the call returns; see `Label`.
+        layer: the layer that was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``.
         reduction: ``SUM``, ``MAX``, …; empty for an op without one.
     """
 
@@ -72,44 +72,50 @@ class LoggedCall(Label):
         self.is_wanted = is_wanted
         self.is_printed = False
         self.members: Sequence[LoggedCall | None] = ()
-        """The calls that torch launched as one collective, in the order of its messages; None for one made
-        elsewhere."""
+        """Calls that torch launched as one collective, in the order of its messages; None for a call of another
+        layer."""
         self.ops: Collection[str] | None = None
-        """The plain ops that are to be logged, of those it issues; None for all."""
+        """Plain ops to log, of those that the call issues; None for all."""
 
     @property
     def is_plain(self) -> bool:
-        """True if the call makes one line under its name, for a single collective that is logged as a whole."""
+        """True if the call is one line under its name, for a single collective."""
         return self.ops is None and not (self.members or self.spelling.is_object or self.spelling.is_custom)
 
     def parts(self) -> list[LoggedCall]:
         """Return a label for each collective that the call issued."""
-        parts = [
-            LoggedCall(self.spelling, self.name, self.is_wanted, self.ends_with_call, self.layer, self.reduction)
-            for _ in self.issued
-        ]
-        for part, issued in zip(parts, self.issued, strict=True):
+        parts = []
+        for issued in self.issued:
+            part = LoggedCall(
+                self.spelling,
+                self.name,
+                is_wanted=self.is_wanted,
+                ends_with_call=self.ends_with_call,
+                layer=self.layer,
+                reduction=self.reduction,
+            )
             part.issued = [issued]
+            parts.append(part)
         return parts
 
 
 @dataclass(eq=False)
 class LogRecording(Recording):
-    """A recording of the collectives that are to be logged; it keeps the last `most`.
+    """A recording of the collectives to log; it keeps the last `most`.
 
-    Collectives issued by functions of this package are labeled; any other was issued through ``deepspeed.comm`` or by
-    torch.
+    Collectives that were issued by functions of this package have a label; those of ``deepspeed.comm`` and of torch get
+    one here.
     """
 
     most: int = MOST_CALLS
     """Number of collectives to keep individually; earlier ones are dropped."""
-    forget: Callable[[Sequence[Issued], Sequence[Issued]], None] = lambda _over, _running: None
-    """Called with the collectives that are dropped, and those among the oldest that are kept."""
+    forget: Callable[[Sequence[Issued], Sequence[Issued]], None] = lambda _dropped, _unfinished: None
+    """Called with the collectives that are dropped, and with older ones that are kept as they have not completed."""
     label_of: Callable[[Issued], LoggedCall | None] = lambda _issued: None
-    """Returns the label of a collective without one, while its op runs; None if it is not to be logged."""
+    """Called with a collective without a label, while its op runs; returns the label, None to not log it."""
 
     def add(self, issued: Issued) -> None:
-        """Append a collective that has been issued, if it is to be logged."""
+        """Append an issued collective if it is to be logged."""
         if issued.label is None:
             issued.label = self.label_of(issued)
         call = issued.label
@@ -118,26 +124,26 @@ class LogRecording(Recording):
         if call.ops is not None and issued.messages[0][0] not in call.ops:
             return
         if call.spelling.is_custom and is_collective(issued):
-            return  # the call is one line, which `CommsLogger.begin_custom` adds, and not what it issues
+            return  # `CommsLogger.begin_custom` has added the line of the call
         self.issued.append(issued)
         if len(self.issued) >= self.most + _DROPPED_AT_ONCE:
             self._drop()
 
     def _drop(self) -> None:
-        """Drop the oldest collectives that have completed; those still running are kept."""
+        """Drop the oldest collectives; those of them that still run are kept."""
         with _dropping:
             oldest = self.issued[:_DROPPED_AT_ONCE]
             if len(self.issued) < self.most + _DROPPED_AT_ONCE:
                 return  # another thread has dropped them meanwhile
-            running = [call for call in oldest if not call.is_over]
-            kept = set(running)
+            running = [issued for issued in oldest if not issued.is_over]
+            dropped = set(oldest).difference(running)
             self.issued[: len(oldest)] = running
-            self.forget([call for call in oldest if call not in kept], running)
+            self.forget([issued for issued in oldest if issued in dropped], running)
 
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Keep what the current thread issues inside the block out of the log: the log's own traffic."""
+    """Do not log collectives that the current thread issues inside the block; the log's own traffic needs this."""
     outer, current.label = current.label, Label(ends_with_call=False)
     try:
         yield
@@ -146,7 +152,7 @@ def unlogged() -> Iterator[None]:
 
 
 def is_collective(issued: Issued) -> bool:
-    """Return True if torch issued a collective; otherwise the log describes a call that issued none, by its name."""
+    """Return True if torch issued this collective; False if it describes a call that issued none."""
     return bool(issued.raw_op) and not issued.raw_op.startswith(OWN_OP)
 
 
@@ -161,7 +167,7 @@ class Record(NamedTuple):
 
     @property
     def op(self) -> str:
-        """Plain op, such as ``all_gather``; ``switched_off:<op>``; the name of a user's function."""
+        """Plain op, such as ``all_gather``; ``switched_off:<op>`` or the name of a user's function."""
         return self.message[0]
 
     @property
@@ -176,7 +182,7 @@ class Record(NamedTuple):
 
     @property
     def reduction(self) -> str:
-        """``SUM``, ``MAX``, …; empty for an op without one, and where C++ code issued it."""
+        """``SUM``, ``MAX``, …; empty for an op without one, or if C++ code issued it."""
         return self.call.reduction
 
     @property
@@ -232,7 +238,7 @@ class Record(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """Failure, switch that was off, or reason why it was issued, if known to the recorder."""
+        """Error, switch that was off, or part of torch that issued the collective; empty if unknown."""
         return self.issued.cause_text
 
     @property
@@ -242,10 +248,10 @@ class Record(NamedTuple):
 
     @property
     def times(self) -> tuple[int, int] | None:
-        """Start and end in nanoseconds, if both were measured and the op succeeded.
+        """Start and end in nanoseconds; None if the op failed, or if its end is unknown.
 
-        None if its end is unknown: nobody waited in a call of this package and the work has no future (gloo's send,
-        recv and reduce_scatter).
+        The end is unknown if no call of this package waited, and the work has no future (gloo's send, recv and
+        reduce_scatter).
         """
         issued = self.issued
         if issued.span is not None and issued.span.is_over:
@@ -256,13 +262,13 @@ class Record(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """Duration in seconds, for a member of a batch its share; above zero, so that rates exist. None if unknown."""
+        """Duration in seconds, above zero so that rates exist; for a member of a batch its share. None if unknown."""
         times = self.times
         return None if times is None else (times[1] - times[0]) / 1e9 * (self.share or 1e-9)
 
 
 def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
-    """Yield the log's records of collectives, in the order of issue: one for each message."""
+    """Yield the lines of logged collectives, in the order of issue: one per message."""
     for issued in recorded:
         call = issued.label
         assert isinstance(call, LoggedCall)
@@ -271,8 +277,8 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
             yield Record(issued, call, issued.messages[0])
         elif is_object and is_collective(issued):
             if issued is call.issued[0]:
-                together = joined_collectives(call)
-                yield Record(together, call, together.messages[0])
+                joined = joined_collectives(call)
+                yield Record(joined, call, joined.messages[0])
         elif call.members:
             yield from _members(issued, call.members)
         else:
@@ -280,6 +286,7 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
 
 
 def _members(issued: Issued, calls: Sequence[LoggedCall | None]) -> Iterator[Record]:
+    """Yield a line for each message of a coalesced collective that is to be logged, with its share of the time."""
     total = sum(message[1] for message in issued.messages)
     for message, member in zip(issued.messages, calls, strict=False):
         if member is not None and member.is_wanted:
@@ -291,33 +298,33 @@ def joined_collectives(call: LoggedCall) -> Issued:
     """Return one event for all collectives of an object call: from the first start to the last end, with all bytes."""
     for issued in call.issued:
         issued.read_clock()
-    together: Issued = copy(call.issued[-1])
-    together.start = call.issued[0].start
+    joined: Issued = copy(call.issued[-1])
+    joined.start = call.issued[0].start
     size = sum(message[1] for issued in call.issued for message in issued.messages)
-    together.messages = [(call.spelling.op, size, torch.uint8, ())]
-    return together
+    joined.messages = [(call.spelling.op, size, torch.uint8, ())]
+    return joined
 
 
-def recorded_of(issued: Iterable[Issued]) -> Iterator[Issued]:
-    """Yield the log's collectives as a recording has them, one for each line, under the names they are logged under."""
+def trace_collectives(issued: Iterable[Issued]) -> Iterator[Issued]:
+    """Yield the collectives of a trace of the log: one per line, with the name that it is logged under."""
     for collective in issued:
         call = collective.label
         assert isinstance(call, LoggedCall)
         if len(collective.messages) == 1 and call.has_usual_name and not call.members and not call.spelling.is_object:
             yield collective
         else:
-            yield from map(as_recorded, records_of([collective]))
+            yield from map(_trace_collective, records_of([collective]))
 
 
-def as_recorded(record: Record) -> Issued:
-    """Return the collective of a line as a recording has it, with the line's name in its cause."""
+def _trace_collective(record: Record) -> Issued:
+    """Return a collective with the message of one line; a name other than the usual one is added to its cause."""
     issued, call = record.issued, record.call
     name = "" if call.has_usual_name or issued.failure else call.name
     if not name and len(issued.messages) == 1:
         return issued
-    recorded = copy(issued)
-    recorded.messages = [record.message]
+    collective = copy(issued)
+    collective.messages = [record.message]
     if name:
         cause = issued.origin.cause
-        recorded.origin = issued.origin._replace(cause=f"{name}: {cause}" if cause else name)
-    return recorded
+        collective.origin = issued.origin._replace(cause=f"{name}: {cause}" if cause else name)
+    return collective

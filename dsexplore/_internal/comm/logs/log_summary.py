@@ -1,4 +1,4 @@
-"""Sums of the log: a table per op, layer, group and message size, and the same in DeepSpeed's form."""
+"""Sums of the log: a table with a line per op, layer, group and message size, and dicts in DeepSpeed's form."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -20,14 +19,14 @@ from dsexplore._internal.display import Result
 from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
-    "name": pl.String(),  # what the op was logged under
+    "name": pl.String(),  # name that the op was logged under
     "op": pl.String(),  # plain op, or switched_off:<op>
-    "layer": pl.String(),  # that was called: dsexplore.comm, deepspeed.comm or torch.distributed
+    "layer": pl.String(),  # layer that was called: dsexplore.comm, deepspeed.comm or torch.distributed
     "group": pl.String(),
     "group_size": pl.Int32(),
     "message_bytes": pl.Int64(),  # S, as nccl-tests counts it
     "count": pl.Int64(),
-    "timed": pl.Int64(),  # how many of them were seen to end without an error
+    "timed": pl.Int64(),  # number of calls that were seen to complete without an error
     "total_ms": pl.Float64(),
     "mean_ms": pl.Float64(),
     "min_ms": pl.Float64(),
@@ -35,20 +34,27 @@ COLUMNS: dict[str, pl.DataType] = {
     "algbw_gb_per_s": pl.Float64(),  # of the total time; 1 GB = 1e9 bytes
     "busbw_gb_per_s": pl.Float64(),
     "waiting_ms": pl.Float64(),  # mean per call that this rank waited for others; null where ranks were not compared
-    "late_ranks": pl.List(pl.Int32()),  # those that the others waited for, the most often late first; null as before
+    "late_ranks": pl.List(pl.Int32()),  # ranks that others waited for, the most often late first; null as waiting_ms
 }
 
 _TRIMMED = 0.1  # share that DeepSpeed's averages drop at either end
 _MOST_LATE = 4  # ranks in a cell
 
 
-LineKey = tuple[str, str, str, str, int, int]
-"""Name, op, layer, group's name and size, message bytes."""
+class LineKey(NamedTuple):
+    """The properties that all calls of one line share."""
+
+    name: str
+    op: str
+    layer: str
+    group: str
+    group_size: int
+    message_bytes: int
 
 
 @dataclass
 class Waiting:
-    """The waits in the calls of one line, according to the other ranks' logs."""
+    """How long this rank waited in the calls of one line, according to the logs of all ranks."""
 
     count: int = 0
     """Number of calls that have times on all ranks of the group."""
@@ -79,12 +85,12 @@ class Line:
     message_bytes: int
     count: int = 0
     timed: int = 0
-    """Number of calls that were seen to end without an error; the following times, in seconds, are theirs."""
+    """Number of calls that were seen to complete without an error; the times below, in seconds, are theirs."""
     total: float = 0.0
     fastest: float = math.inf
     slowest: float = 0.0
     waiting: Waiting | None = None
-    """The waits in this line's calls, if the ranks' logs were compared."""
+    """Waits in this line's calls; None if the ranks' logs were not compared."""
 
     def add(self, seconds: float | None) -> None:
         """Add a call with its duration in seconds; None if it was not timed."""
@@ -137,20 +143,21 @@ class Line:
 def line_key(record: Record) -> LineKey:
     """Return the key of the line that a record belongs to."""
     group = record.group
-    return record.name, record.op, record.layer, group.name, group.size, record.bytes
+    return LineKey(record.name, record.op, record.layer, group.name, group.size, record.bytes)
 
 
 def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
     """Add records to the lines that they belong to, creating missing lines."""
-    lines_of_kind: dict[tuple[int, int, int], Line] = {}  # by what decides the line: a program makes few kinds of calls
-    firsts: list[Record] = []  # of each kind, so that no other object gets an identity of theirs
+    # Records of one call, message and group belong to one line: most records need no key of strings.
+    known_lines: dict[tuple[int, int, int], Line] = {}
+    first_records: list[Record] = []  # keeps the objects alive, so that no other object gets their identities
     for record in records:
-        kind = id(record.call), id(record.message), id(record.issued.group)
-        line = lines_of_kind.get(kind)
+        identity = id(record.call), id(record.message), id(record.issued.group)
+        line = known_lines.get(identity)
         if line is None:
-            made = Line(record.name, record.op, record.layer, record.group, record.bytes)
-            line = lines_of_kind[kind] = lines.setdefault(line_key(record), made)
-            firsts.append(record)
+            new_line = Line(record.name, record.op, record.layer, record.group, record.bytes)
+            line = known_lines[identity] = lines.setdefault(line_key(record), new_line)
+            first_records.append(record)
         line.add(record.seconds)
 
 
@@ -162,27 +169,31 @@ def lines_of(
     """Sum records into lines; names in order of first appearance, then groups, then sizes.
 
     Args:
-        records: of one log, or several.
-        earlier: sums of the calls before them.
-        waiting: the waits by line, according to the other ranks' logs.
+        records: records of one log, or several.
+        earlier: sums of earlier calls.
+        waiting: waits by line, according to the logs of all ranks.
     """
     lines = {key: copy(line) for key, line in (earlier or {}).items()}
     add_up(records, lines)
-    for key, of_line in (waiting or {}).items():
-        lines[key].waiting = of_line
-    order: dict[tuple[str, ...], int] = {}
+    for key, line_waiting in (waiting or {}).items():
+        lines[key].waiting = line_waiting
+    position: dict[tuple[str, str, str], int] = {}
     for key in lines:
-        order.setdefault(key[:3], len(order))
-    return [lines[key] for key in sorted(lines, key=lambda key: (order[key[:3]], *key[3:]))]
+        position.setdefault((key.name, key.op, key.layer), len(position))
+
+    def order(key: LineKey) -> tuple[int, str, int, int]:
+        return position[key.name, key.op, key.layer], key.group, key.group_size, key.message_bytes
+
+    return [lines[key] for key in sorted(lines, key=order)]
 
 
 class CommsSummary(Result):
     """The log as a table, one line per op, layer, group and message size; displays itself in a notebook.
 
     Args:
-        records: of one logger, or several.
-        earlier: sums of the calls before them.
-        waiting: the waits by line, according to the other ranks' logs; the table then has two more columns.
+        records: records of one logger, or several.
+        earlier: sums of earlier calls.
+        waiting: waits by line, according to the logs of all ranks; the table then has two more columns.
     """
 
     _INTERNAL = frozenset({"rows", "table_text", "totals"})
@@ -198,18 +209,18 @@ class CommsSummary(Result):
         """True if the ranks' logs were compared."""
 
     def verdict(self) -> str:
-        """Return the op that takes most of the time; without times, how many calls there are and how much they send."""
-        spent: dict[str, float] = {}
+        """Return the op that takes most of the time; without times, the totals."""
+        seconds: dict[str, float] = defaultdict(float)
         for line in self.rows:
-            spent[shown_name(line)] = spent.get(shown_name(line), 0.0) + line.total
-        name = max(spent, key=lambda op: spent[op], default="")
-        if not name or not spent[name]:
+            seconds[shown_name(line)] += line.total
+        name = max(seconds, key=lambda op: seconds[op], default="")
+        if not name or not seconds[name]:
             return self.totals()
         rows = [line for line in self.rows if shown_name(line) == name]
         calls = format_count(sum(line.count for line in rows), "call")
         parts = f", the sum of {len(rows):,} rows" if len(rows) > 1 else ""
-        share = format_share(spent[name], sum(spent.values()))
-        return f"{name} takes most of the time: {format_seconds(spent[name])} ({share}) in {calls}{parts}."
+        share = format_share(seconds[name], sum(seconds.values()))
+        return f"{name} takes most of the time: {format_seconds(seconds[name])} ({share}) in {calls}{parts}."
 
     def totals(self) -> str:
         """Return the number of calls, their bytes and their time, as a sentence."""
@@ -262,16 +273,19 @@ _LEFT = (0, 1, 2, 11)
 
 
 def waiting_cells(line: Line) -> tuple[str, str]:
-    """Return a call's mean wait and how often each rank was late: ``("21.9 ms", "rank 3 in 13, rank 1 in 4")``."""
+    """Return the mean wait of a call and how often each rank was late: ``("21.9 ms", "rank 3 in 13, rank 1 in 4")``."""
     waiting = line.waiting
     if waiting is None:
         return "–", "–"
-    shown = ", ".join(f"rank {rank} in {waiting.late[rank]:,}" for rank in waiting.late_ranks[:_MOST_LATE])
-    more = len(waiting.late) - _MOST_LATE
-    return format_seconds(waiting.mean), f"{shown} … and {more:,} more" if more > 0 else shown or "–"
+    late = ", ".join(f"rank {rank} in {waiting.late[rank]:,}" for rank in waiting.late_ranks[:_MOST_LATE]) or "–"
+    omitted = len(waiting.late) - _MOST_LATE
+    if omitted > 0:
+        late += f" … and {omitted:,} more"
+    return format_seconds(waiting.mean), late
 
 
 def _cells(line: Line) -> tuple[str, ...]:
+    """Return the texts of a line in the columns of `_HEAD`."""
     times = (f"{line.total * 1e3:.3f}", f"{line.mean * 1e3:.3f}") if line.timed else ("–", "–")
     rates = tuple(map(rate_text, line.rates)) if line.rates else ("–", "–")
     size = "off" if line.op.startswith(SWITCHED_OFF) else format_bytes(line.message_bytes)
@@ -286,11 +300,11 @@ def shown_name(line: Line) -> str:
 
 
 def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[str, dict[int, list[int | list[float]]]]:
-    """Return ``{name: {S: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's form and units.
+    """Return ``{name: {message bytes: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's form.
 
     Args:
-        records: in the order of issue.
-        earlier: calls before them, which only add to the count.
+        records: records in the order of issue.
+        earlier: sums of earlier calls, of which only the count is added.
     """
     data: dict[str, dict[int, list[Any]]] = defaultdict(dict)
     for line in earlier:
@@ -301,43 +315,45 @@ def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[st
         seconds = record.seconds
         if seconds is not None:
             algbw, busbw = bandwidth(record.op, record.bytes, seconds, record.group.size)
-            for values, value in zip(entry[1:], (seconds * 1e3, algbw * 8, busbw * 8), strict=True):
-                values.append(value)
+            _, latencies, algbws, busbws = entry
+            latencies.append(seconds * 1e3)
+            algbws.append(algbw * 8)
+            busbws.append(busbw * 8)
     return dict(data)
 
 
 def operation_summaries(
     records: Sequence[Record], earlier: Iterable[Line] = ()
 ) -> dict[str, dict[int, dict[str, object]]]:
-    """Return ``{name: {S: figures}}``; each has the figures of all groups together, and of each under ``groups``.
+    """Return ``{name: {message bytes: figures}}``, of all groups together, and of each group under ``groups``.
 
     Args:
-        records: in the order of issue.
-        earlier: calls before them; counts and total times include them, averages do not.
+        records: records in the order of issue.
+        earlier: sums of earlier calls; counts and total times include them, averages do not.
     """
-    by_group: dict[tuple[str, int], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
-    before: dict[tuple[str, int], dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
+    group_sizes: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+    records_by_key: dict[tuple[str, int, str], list[Record]] = defaultdict(list)
+    lines_by_key: dict[tuple[str, int, str], list[Line]] = defaultdict(list)
     for line in earlier:
-        before[line.name, line.message_bytes][line.group.name].append(line)
-        by_group[line.name, line.message_bytes][line.group.name] = []
+        group_sizes[line.name, line.message_bytes][line.group.name] = line.group.size
+        lines_by_key[line.name, line.message_bytes, line.group.name].append(line)
     for record in records:
-        by_group[record.name, record.bytes][record.group.name].append(record)
+        group_sizes[record.name, record.bytes][record.group.name] = record.group.size
+        records_by_key[record.name, record.bytes, record.group.name].append(record)
     summaries: dict[str, dict[int, dict[str, object]]] = defaultdict(dict)
-    for (name, size), groups in sorted(by_group.items(), key=lambda item: item[0][1]):
-        lines = before[name, size]
-        figures = _figures(size, [*chain(*groups.values())], [*chain(*lines.values())])
-        figures["groups"] = {
-            group: {
-                "group_size": members[0].group.size if members else lines[group][0].group.size,
-                **_figures(size, members, lines[group]),
-            }
-            for group, members in groups.items()
-        }
-        summaries[name][size] = figures
+    for (name, size), groups in sorted(group_sizes.items(), key=lambda item: item[0][1]):
+        all_records = [record for group in groups for record in records_by_key[name, size, group]]
+        all_lines = [line for group in groups for line in lines_by_key[name, size, group]]
+        by_group = {}
+        for group, group_size in groups.items():
+            figures = _figures(size, records_by_key[name, size, group], lines_by_key[name, size, group])
+            by_group[group] = {"group_size": group_size, **figures}
+        summaries[name][size] = {**_figures(size, all_records, all_lines), "groups": by_group}
     return dict(summaries)
 
 
 def _figures(size: int, records: Sequence[Record], earlier: Sequence[Line]) -> dict[str, object]:
+    """Return DeepSpeed's figures of calls with one message size."""
     timed = [(seconds, record) for record in records if (seconds := record.seconds) is not None]
     rates = [bandwidth(record.op, size, seconds, record.group.size) for seconds, record in timed]
     latencies = [seconds * 1e3 for seconds, _ in timed]

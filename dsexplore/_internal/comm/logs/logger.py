@@ -1,20 +1,19 @@
-"""The comms logger: a recording that is open while the log is on, and what is made of it.
+"""The comms logger: a recording that is open while the log is on.
 
-The log has every collective of the process, each with the layer that was called: this package, DeepSpeed's
-(``deepspeed.comm``), or torch itself, whoever called that: the program, DDP, FSDP, DTensor.
+The log has every collective of the process, each with the layer that was called: ``dsexplore.comm``,
+``deepspeed.comm`` or ``torch.distributed`` (called by the program, DDP, FSDP, DTensor, …).
 
 Requirements, hardest first:
 
-1. Logging keeps overlap: an asynchronous op is timed from its issue to its completion, by events on its stream
+1. Logging keeps overlap: an asynchronous op is timed from its issue to its completion, with events on its stream
    or by its own completion, and nothing here waits for it.
-2. A record belongs to its call: turning profiling on or off, or resetting the log, between start and end of an
-   op is safe.
+2. A record belongs to its call: it is safe to turn profiling on or off, or to reset the log, while an op runs.
 3. Threads may call collectives at the same time.
-4. An op that nobody has heard of is logged under its own name.
+4. An unknown op is logged under its own name.
 
-`issue` labels each call (`begin`), the recorder of `capture` writes what is issued into every open recording,
-with module, axis, cause and source. The log's own recording labels what is not labeled yet (`CommsLogger.label_of`),
-and keeps what is wanted.
+`comm.issue` labels each call (`CommsLogger.begin`). The recorder of `capture` adds each collective to every open
+recording, with module, axis, cause and source. The log's recording labels those without a label
+(`CommsLogger.label_of`), and keeps those that are to be logged.
 """
 
 from __future__ import annotations
@@ -51,10 +50,10 @@ Value = TypeVar("Value")
 
 
 class _Setting(Generic[Value]):
-    """A field of the logger's configuration that can be read and set by itself.
+    """An attribute of the logger that reads and sets one field of its configuration.
 
     Args:
-        name: of the field.
+        name: name of the field.
     """
 
     def __init__(self, name: str) -> None:
@@ -77,18 +76,20 @@ class _Setting(Generic[Value]):
         log.configure(replace(log.config, **{self._name: getattr(checked, self._name)}))
 
 
-_HERE = str(Path(__file__).parents[1]) + os.sep
+_COMM_FOLDER = str(Path(__file__).parents[1]) + os.sep
 
 
 class CommsLogger(LogContent):
     """Records collectives with their sizes, groups and times. `dsexplore.comm.comms_logger` is the one in use.
 
     Args:
-        config: what to record, also as a ds_config or the path of its JSON file; off by default.
-        clock: returns monotonic nanoseconds, for what `append` adds.
-        epoch: nanoseconds to add to the clock for the time since the Unix epoch.
-        follows_calls: record the calls of this process, as the logger in use does; otherwise only what is added.
-        most: number of calls to keep individually. Earlier ones are in the summary, but not in the trace, the lists
+        config: what to record: a configuration, a ds_config, or the path of its JSON file; None for a logger that is
+            off.
+        clock: returns monotonic nanoseconds, for calls that `append` adds.
+        epoch: nanoseconds to add to the clock for the time since the Unix epoch; None to read the system's time.
+        follows_calls: record the collectives of this process, as `comms_logger` does; otherwise only `append` adds
+            calls.
+        most: number of calls to keep individually. Earlier calls are in the summary, but not in the trace, the lists
             of `get_raw_data` and the comparison of ranks.
     """
 
@@ -107,10 +108,11 @@ class CommsLogger(LogContent):
         self.clock = clock
         self.epoch = time.time_ns() - clock() if epoch is None else epoch
         self._config = CommsLoggerConfig()
-        super().__init__(LogRecording(1, False, "", most=most, label_of=self.label_of))
+        super().__init__(LogRecording(stack_depth=1, simulated=False, mesh="", most=most, label_of=self.label_of))
         self._follows_calls = follows_calls
         self._recorder: Recorder | None = None
         self._calls: dict[tuple[str, ...], LoggedCall] = {}
+        """Labels that equal calls share."""
         self.configure(config or CommsLoggerConfig())
 
     def __repr__(self) -> str:
@@ -135,7 +137,7 @@ class CommsLogger(LogContent):
         elif not config.enabled:
             self.close()
         if not config.verbose:
-            self._printer.print_rest()
+            self._printer.print_all()
         self._config = config
         self._calls = {}
         self.is_on = config.enabled
@@ -144,10 +146,10 @@ class CommsLogger(LogContent):
     def close(self) -> None:
         """Stop recording and release the recorder; what has been recorded stays."""
         self.is_on = self.logs_all = False
-        recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            recorder.stop(self._recording)
-        self._printer.print_rest()
+        if self._recorder is not None:
+            self._recorder.stop(self._recording)
+            self._recorder = None
+        self._printer.print_all()
 
     enabled = _Setting[bool]("enabled")
     prof_all = _Setting[bool]("prof_all")
@@ -165,28 +167,28 @@ class CommsLogger(LogContent):
 
     @names_arguments
     def start_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
-        """Record these ops too: plain names, spellings, or the calls' ``log_name``."""
-        wanted = [op_name_list] if isinstance(op_name_list, str) else list(op_name_list)
-        self.prof_ops = list(dict.fromkeys([*self.prof_ops, *wanted]))
+        """Record these ops too: plain ops, names of functions, or the calls' ``log_name``."""
+        names = [op_name_list] if isinstance(op_name_list, str) else list(op_name_list)
+        self.prof_ops = list(dict.fromkeys([*self.prof_ops, *names]))
 
     @names_arguments
     def stop_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
         """Stop recording these ops by name."""
-        unwanted = {op_name_list} if isinstance(op_name_list, str) else set(op_name_list)
-        self.prof_ops = [op for op in self.prof_ops if op not in unwanted]
+        names = {op_name_list} if isinstance(op_name_list, str) else set(op_name_list)
+        self.prof_ops = [op for op in self.prof_ops if op not in names]
 
     def wants(self, spelling: Spelling, log_name: str, prof: bool) -> bool:
         """Return True if a call is to be recorded."""
         config = self._config
         if not config.enabled or config.prof_all or prof:
             return config.enabled
-        chosen = config.prof_ops
-        return log_name in chosen or spelling.name in chosen or spelling.op in chosen
+        return any(name in config.prof_ops for name in (log_name, spelling.name, spelling.op))
 
     def begin(
         self,
         spelling: Spelling,
         log_name: str,
+        *,
         prof: bool = False,
         caller: str | None = None,
         is_async: bool = False,
@@ -198,46 +200,52 @@ class CommsLogger(LogContent):
             spelling: the function to be called.
             log_name: the name to log it under.
             prof: log it even if not all calls are logged.
-            caller: the calling function's name, for a log in debug mode.
-            is_async: True if what it issues may still run after it has returned.
+            caller: the calling function's name, for a log in debug mode; None to read it from the stack.
+            is_async: True if its collectives may still run when it has returned.
             reduction: ``SUM``, ``MAX``, …; empty for an op without one.
         """
         if self._config.debug:
             log_name = f"{log_name} | [Caller Func: {caller or _calling_function()}]"
         if self._config.verbose:
-            self._printer.print_over()
-        wanted = self.wants(spelling, log_name, prof)
-        return LoggedCall(spelling, log_name, wanted, not (is_async or spelling.is_object), reduction=reduction)
+            self._printer.print_completed()
+        return LoggedCall(
+            spelling,
+            log_name,
+            is_wanted=self.wants(spelling, log_name, prof),
+            ends_with_call=not (is_async or spelling.is_object),
+            reduction=reduction,
+        )
 
     def label_of(self, issued: Issued) -> LoggedCall:
-        """Return the label of a running collective that did not come through this package; see `issuing_layer`."""
+        """Return the label of a running collective that another layer issued; see `issuing_layer`."""
         op = issued.messages[0][0] if issued.messages else issued.raw_op
-        layer, name, prof, reduction, function = caller_of(op)
+        caller = caller_of(op)
+        name = caller.name
         if self._config.debug:
-            name = f"{name} | [Caller Func: {function}]"
-        key = layer, name, op, reduction, "prof" if prof else ""
+            name = f"{name} | [Caller Func: {caller.function}]"
+        key = caller.layer, name, op, caller.reduction, "prof" if caller.prof else ""
         call = self._calls.get(key)
         if call is None:
-            spelling = Spelling(name.partition(" | ")[0], op, _call_of_another_layer)
+            spelling = Spelling(caller.name, op, _call_of_another_layer)
             call = LoggedCall(
                 spelling,
                 name,
-                is_wanted=self.wants(spelling, name, prof),
+                is_wanted=self.wants(spelling, name, caller.prof),
                 ends_with_call=False,
-                layer=layer,
-                reduction=reduction,
+                layer=caller.layer,
+                reduction=caller.reduction,
             )
             self._calls[key] = call
-            register()  # the world may have begun after the log
+            register()  # the log may have been turned on before the world was initialized
         if self._config.verbose:
             issued.label = call
-            self._printer.print_over()
+            self._printer.print_completed()
             if call.is_wanted:
                 self._printer.follow(issued)
         return call
 
     def begin_custom(self, call: LoggedCall, args: Sequence[object], group: td.ProcessGroup) -> Issued:
-        """Add the single line of a call of a user's function, whatever collectives the function issues."""
+        """Add the line of a user's function that is about to be called; the collectives that it issues get none."""
         issued = self._described(call, args, group)
         if issued.group is not None and issued.group.timing != "none":
             in_use().stopwatch.begin(issued, issued.group.timing, args)
@@ -246,6 +254,7 @@ class CommsLogger(LogContent):
         return issued
 
     def _described(self, call: LoggedCall, args: Sequence[object], group: td.ProcessGroup) -> Issued:
+        """Return an event for a call that has issued no collective, with the message of its arguments."""
         spelling = call.spelling
         issued = in_use().unissued(OWN_OP + spelling.name, spelling.message(args, group.size()), group)
         issued.label = call
@@ -256,14 +265,14 @@ class CommsLogger(LogContent):
         """Record that a call has returned and its collectives have completed."""
         in_use().end_label(call)
         self._print(call)
-        if self.logs_all and len(call.issued) == 1 and call.is_plain:  # a log keeps many equal calls
+        if self.logs_all and len(call.issued) == 1 and call.is_plain:  # equal calls share one label, to save memory
             key = call.layer, call.spelling.name, call.name, call.reduction
             call.issued[0].label = self._calls.setdefault(key, call)
 
     def _print(self, call: LoggedCall) -> None:
         """Print the lines of a completed call, and of what other layers issued meanwhile, if the log is verbose."""
         if self._config.verbose:
-            self._printer.print_over()
+            self._printer.print_completed()
             self._printer.print_call(call)
 
     def fail(
@@ -273,9 +282,9 @@ class CommsLogger(LogContent):
 
         Args:
             call: the call that failed.
-            error: what was raised.
-            args: its arguments, from which the message is read if it issued nothing.
-            group: the process group.
+            error: the exception that was raised.
+            args: arguments of the call, from which the message is read if it issued no collective.
+            group: process group of the call; None to add no line for a call that issued no collective.
         """
         if not call.issued and group is not None:
             issued = self._described(call, args, group)
@@ -288,25 +297,16 @@ class CommsLogger(LogContent):
     def append(
         self, raw_name: str, record_name: str, latency: float, msg_size: int, group_size: int | None = None
     ) -> None:
-        """Add a measurement made elsewhere: latency in milliseconds, size S in bytes, on the whole world by default.
+        """Add a measurement of a collective that was made elsewhere.
 
-        An unknown op is logged under `raw_name`.
+        Args:
+            raw_name: name of the function or op; an unknown name is logged as the op.
+            record_name: the name to log it under.
+            latency: duration in milliseconds.
+            msg_size: message bytes.
+            group_size: number of ranks of the process group; None for the world.
         """
-        world = td.group.WORLD if td.is_available() and td.is_initialized() else None
-        group = Group("", 1, (0,), "", "", timing="host") if world is None else describe_group(world)
-        if group_size is not None and group_size != group.size:
-            ranks = tuple(range(group_size))
-            group = Group(
-                name=f"{group_size} ranks",
-                size=group_size,
-                ranks=ranks,
-                backend=group.backend,
-                description="",
-                axis="",
-                mesh="",
-                timing="host",
-                own_rank=group.own_rank,
-            )
+        group = _group_of_size(group_size)
         message: Message = (plain_op(raw_name), msg_size, None, ())
         issued = Issued(OWN_OP + raw_name, [message], group, group.own_rank, Origin("other", None, None, ()))
         issued.end = self.clock() + self.epoch
@@ -319,14 +319,33 @@ class CommsLogger(LogContent):
         self._print(call)
 
 
+def _group_of_size(size: int | None) -> Group:
+    """Return the world, or a description of a group with `size` ranks if the world has another size."""
+    world = td.group.WORLD if td.is_available() and td.is_initialized() else None
+    group = Group("", 1, (0,), "", "", timing="host") if world is None else describe_group(world)
+    if size is None or size == group.size:
+        return group
+    return Group(
+        name=f"{size} ranks",
+        size=size,
+        ranks=tuple(range(size)),
+        backend=group.backend,
+        description="",
+        axis="",
+        mesh="",
+        timing="host",
+        own_rank=group.own_rank,
+    )
+
+
 def _call_of_another_layer(*_: Any) -> None:
-    raise AssertionError("a call of another layer was made there")
+    raise AssertionError("a call of another layer is never made here")
 
 
 def _calling_function() -> str:
     """Return the name of the function that called this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_COMM_FOLDER):
         frame = frame.f_back
     return frame.f_code.co_name
 

@@ -19,25 +19,25 @@ class CommsLoggerConfig:
     """Settings of the comms logger: what it records and shows."""
 
     enabled: bool = names.COMMS_LOGGER_ENABLED_DEFAULT
-    """True if anything is recorded at all."""
+    """True if collectives are logged."""
     prof_all: bool = names.COMMS_LOGGER_PROF_ALL_DEFAULT
-    """Record every op; if False, the ops in ``prof_ops`` and calls with ``prof=True``."""
+    """True to log every op; otherwise only the ops in ``prof_ops`` and calls with ``prof=True`` are logged."""
     prof_ops: tuple[str, ...] = tuple(names.COMMS_LOGGER_PROF_OPS_DEFAULT)
-    """Names to record while ``prof_all`` is off: an op, a spelling of it, or a call's ``log_name``."""
+    """Names to log if ``prof_all`` is off: a plain op, the name of a function, or a call's ``log_name``."""
     verbose: bool = names.COMMS_LOGGER_VERBOSE_DEFAULT
-    """Print a line for each op on rank 0."""
+    """True to print a line for each logged op on rank 0."""
     debug: bool = names.COMMS_LOGGER_DEBUG_DEFAULT
-    """Add the calling function to the name that an op is logged under."""
+    """True to add the calling function to the name that an op is logged under."""
 
     @classmethod
     def parse(cls, source: Mapping[str, object] | str | os.PathLike[str]) -> CommsLoggerConfig:
-        """Parse the ``"comms_logger"`` block of a ds_config; without one, the logger stays off.
+        """Parse the ``"comms_logger"`` block of a ds_config; without the block, the logger is off.
 
         Args:
-            source: the ds_config as a dict, or the path of its JSON file. Its other blocks are ignored.
+            source: the ds_config as a dict, or the path of its JSON file. Other blocks are ignored.
 
         Raises:
-            UsageError: no JSON object there; an unknown key; a value of the wrong type.
+            UsageError: the file holds no JSON object, a key is unknown, or a value has the wrong type.
         """
         block = _load(source).get(names.COMMS_LOGGER, {})
         if not isinstance(block, Mapping):
@@ -45,8 +45,8 @@ class CommsLoggerConfig:
         for key in block:
             if key not in _KEYS:
                 raise UsageError(f"{names.COMMS_LOGGER}.{key}: no such key; valid keys are {', '.join(_KEYS)}")
-        # "auto" is what DeepSpeed's configs hold where the default is wanted.
-        return cls(**{key: _checked(key, value) for key, value in block.items() if value != "auto"})
+        # In a config of DeepSpeed, "auto" stands for the default.
+        return cls(**{key: _checked(key, setting) for key, setting in block.items() if setting != "auto"})
 
 
 names_arguments_of_methods(CommsLoggerConfig)
@@ -55,20 +55,22 @@ names_arguments_of_methods(CommsLoggerConfig)
 _KEYS = tuple(field.name for field in fields(CommsLoggerConfig))
 
 
-def _checked(key: str, value: Any) -> Any:
-    wanted = "true or false"
-    if key != names.COMMS_LOGGER_PROF_OPS:
-        if isinstance(value, bool):
-            return value
+def _checked(key: str, setting: Any) -> Any:
+    """Return the setting of a key, a list as a tuple; raise UsageError if it has the wrong type."""
+    if key == names.COMMS_LOGGER_PROF_OPS:
+        if isinstance(setting, (list, tuple)) and all(isinstance(op, str) for op in setting):
+            return tuple(setting)
+        expected = 'a list of op names, such as ["all_reduce"]'
     else:
-        wanted = 'a list of op names, such as ["all_reduce"]'
-        if isinstance(value, (list, tuple)) and all(isinstance(op, str) for op in value):
-            return tuple(value)
+        if isinstance(setting, bool):
+            return setting
+        expected = "true or false"
     valid = ", ".join(_KEYS)
-    raise UsageError(f"{names.COMMS_LOGGER}.{key} is {value!r}: give {wanted} (valid keys are {valid})")
+    raise UsageError(f"{names.COMMS_LOGGER}.{key} is {setting!r}: give {expected} (valid keys are {valid})")
 
 
 def _load(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str, object]:
+    """Return a ds_config as a dict; a path is read as a JSON file."""
     if isinstance(source, Mapping):
         return source
     if not isinstance(source, (str, os.PathLike)):

@@ -1,8 +1,8 @@
-"""A meeting of all ranks before they exchange their logs; a missing rank is named, with the state of its process.
+"""Wait for all ranks before they exchange their logs, and name the missing ranks with the states of their processes.
 
-Each rank of a world writes its host and process id into the world's store, so that the others can see whether it is
-stopped, has ended, or is only slow. The store is queried in a separate thread, because it does not answer if the
-process that serves it is stopped too.
+Each rank writes its host and process id into the world's store, so that other ranks can find out whether its process
+is stopped, has ended, or is only slow. The store is queried in a separate thread, because it does not answer if the
+process that serves it is stopped.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ from dsexplore._internal.torch_internals.process_groups import backend_of, defau
 from dsexplore._internal.units import format_ranks
 
 _PREFIX = "dsexplore.comm/"
-_PATIENCE = 5.0
-"""Seconds to wait for the store's answer on a rank."""
+_STORE_SECONDS = 5.0
+"""Seconds to wait for an answer of the store."""
 Value = TypeVar("Value")
 
 
 class _Registered:
+    """The world in which this process has registered."""
+
     world: Any = None
-    """A weak reference to the world in which this process has registered."""
+    """Weak reference to its process group; None before the first."""
 
 
 def store_of_world() -> Any:
@@ -60,56 +62,62 @@ def meet(call: str, timeout: timedelta | None = None, made: int | None = 0) -> b
     """Wait until every rank of the world has made a call.
 
     Args:
-        call: its name, for the error.
+        call: name of the call in the error.
         timeout: how long to wait; None for the timeout of the world's collectives.
-        made: number of collectives this rank has made on the world; None if one of them failed.
+        made: number of collectives that this rank has made on the world; None if one of them failed.
 
     Returns:
-        True if `made` is equal on all ranks. If not, a further collective on the world would match an earlier one of
-        another rank, or use connections that a failed one has broken.
+        True if `made` is equal on all ranks. If it is not, another collective on the world would match an earlier one
+        of another rank, or use connections that a failed one has broken.
 
     Raises:
-        TimeoutError: some ranks have not; it names them.
+        TimeoutError: some ranks have not made the call; the error names them.
     """
     store = store_of_world()
     if store is None:
         return True
     register()
     rank, size = td.get_rank(), td.get_world_size()
-    patience = timeout or _timeout_of_world()
-    number = store.add(f"{_PREFIX}meetings/{rank}", 1)
-    here, all_here, count = (f"{_PREFIX}{number}/{name}" for name in ("here/", "all", "count"))
-    marks = [f"{here}{other}" for other in range(size)]
-    store.set(marks[rank], str(made) if made is not None else f"failed on {rank}")
-    if store.add(count, 1) == size:
-        store.set(all_here, str(len(set(store.multi_get(marks)))))
+    timeout = timeout or _timeout_of_world()
+    prefix = f"{_PREFIX}{store.add(f'{_PREFIX}meetings/{rank}', 1)}"
+    arrivals = [f"{prefix}/here/{other}" for other in range(size)]
+    count, distinct = f"{prefix}/count", f"{prefix}/distinct"
+    store.set(arrivals[rank], str(made) if made is not None else f"failed on {rank}")
+    if store.add(count, 1) == size:  # the last rank to arrive counts the different answers
+        store.set(distinct, str(len(set(store.multi_get(arrivals)))))
     try:
-        store.wait([all_here], patience)
+        store.wait([distinct], timeout)
     except Exception as error:
-        missing = [other for other, mark in enumerate(marks) if not store.check([mark])]
-        if not missing:
-            return bool(store.get(all_here) == b"1")
-        verb = "has" if len(missing) == 1 else "have"
-        states = " ".join(state for other in missing[:4] if (state := state_of(other)))
-        raise TimeoutError(
-            f"{call}: {format_ranks(missing)} of {size} {verb} not made this call after {patience.total_seconds():g} s,"
-            f" and every rank of the world must. {states}".rstrip()
-        ) from error
-    same = bool(store.get(all_here) == b"1")
-    _delete_once_read(store, [*marks, all_here, count])
-    return same
+        missing = [other for other, arrival in enumerate(arrivals) if not store.check([arrival])]
+        if missing:
+            raise _missing_error(call, missing, timeout) from error
+        return bool(store.get(distinct) == b"1")
+    is_same = bool(store.get(distinct) == b"1")
+    _delete_once_read(store, [*arrivals, distinct, count])
+    return is_same
+
+
+def _missing_error(call: str, missing: Sequence[int], timeout: timedelta) -> TimeoutError:
+    """Return the error that names the ranks that have not made a call, with the states of the first of them."""
+    verb = "has" if len(missing) == 1 else "have"
+    states = " ".join(state for rank in missing[:4] if (state := state_of(rank)))
+    return TimeoutError(
+        f"{call}: {format_ranks(missing)} of {td.get_world_size()} {verb} not made this call after"
+        f" {timeout.total_seconds():g} s, and every rank of the world must. {states}".rstrip()
+    )
 
 
 def _delete_once_read(store: Any, keys: Sequence[str]) -> None:
     """Delete keys that every rank of the world reads; the last rank to read them deletes them."""
     readers = f"{keys[0]}/read"
     if store.add(readers, 1) == td.get_world_size():
-        with suppress(RuntimeError, NotImplementedError):  # torch's stores can delete, those of others need not
+        with suppress(RuntimeError, NotImplementedError):  # a store of another library may not delete keys
             for key in (*keys, readers):
                 store.delete_key(key)
 
 
 def _timeout_of_world() -> timedelta:
+    """Return the timeout of the world's collectives; the default if its backend does not report one."""
     world: Any = td.group.WORLD
     device = torch.device("cuda" if "nccl" in td.get_backend() else "cpu")
     try:
@@ -120,7 +128,7 @@ def _timeout_of_world() -> timedelta:
 
 
 def state_of(rank: int) -> str:
-    """Return a sentence on the state of another rank's process; empty if nothing is known of it."""
+    """Return a sentence on the state of another rank's process; empty if it is unknown."""
     process = _ask_in_time(lambda: _process_of(rank))
     if process is None:
         return ""
@@ -136,12 +144,13 @@ def state_of(rank: int) -> str:
 
 
 def stopped_or_ended(ranks: Sequence[int]) -> str:
-    """Return a sentence for each rank with a stopped or ended process."""
+    """Return a sentence for each of the ranks whose process is stopped or has ended."""
     states = [state_of(rank) for rank in ranks]
     return " ".join(state for state in states if " is stopped" in state or " has ended" in state)
 
 
 def _process_of(rank: int) -> tuple[int, str] | None:
+    """Return the process id and the host of a rank; None if it has not registered."""
     store, key = store_of_world(), f"{_PREFIX}process/{rank}"
     if store is None or not store.check([key]):
         return None
@@ -158,7 +167,7 @@ def _process_state(pid: int) -> str:
 
 
 def _ask_in_time(ask: Callable[[], Value]) -> Value | None:
-    """Return the value of `ask`; None if it takes longer than `_PATIENCE`, or raises."""
+    """Return the value of `ask`; None if it takes longer than `_STORE_SECONDS`, or raises."""
     answers: list[Value] = []
 
     def run() -> None:
@@ -169,18 +178,18 @@ def _ask_in_time(ask: Callable[[], Value]) -> Value | None:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(_PATIENCE)
+    thread.join(_STORE_SECONDS)
     return answers[0] if answers else None
 
 
 def exchange(value: Value, by_store: bool = False) -> dict[int, Value]:
-    """Return {rank: its value} for the whole world; every rank must make this call, after `meet`. It is not logged.
+    """Return {rank: its value} for the whole world. Every rank must make this call, after `meet`; it is not logged.
 
-    Without a world, or in a simulated one, it has this rank's value alone.
+    Without a world, or in a simulated one, only this rank's value is returned.
 
     Args:
-        value: this rank's.
-        by_store: exchange through the world's store, which one rank serves, instead of by a collective.
+        value: value of this rank.
+        by_store: exchange through the world's store instead of by a collective.
     """
     store = store_of_world()
     if store is None:

@@ -1,8 +1,8 @@
 """Bandwidths of collectives as nccl-tests defines them (``doc/PERFORMANCE.md``).
 
-Worked example: 8 ranks reduce a tensor of 17179869184 B (16 GiB) in 61974 µs. algbw is 17.18e9 B / 0.061974 s
-= 277.21 GB/s; in a ring each byte crosses a link 2 × 7/8 times, so the links carry busbw = 485.12 GB/s, a
-figure that can be compared with the hardware whatever the number of ranks.
+Example: 8 ranks all-reduce a tensor of 17179869184 B (16 GiB) in 61974 µs. algbw is 17.18e9 B / 0.061974 s =
+277.21 GB/s. In a ring, each byte crosses a link 2 × 7/8 times, so busbw is 485.12 GB/s. It is the rate of the links,
+and can be compared with the hardware for any number of ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.trace.collectives import bus_factor
 
-_OF_SPELLING = {
+_PLAIN_OPS = {
     "all_reduce_coalesced": "all_reduce",
     "inference_all_reduce": "all_reduce",
     "all_gather_into_tensor": "all_gather",
@@ -37,7 +37,7 @@ _OF_SPELLING = {
 
 def plain_op(spelling: str) -> str:
     """Return the plain op: ``"all_gather"`` for ``"all_gather_into_tensor"``; an unknown name is returned unchanged."""
-    return _OF_SPELLING.get(spelling, spelling)
+    return _PLAIN_OPS.get(spelling, spelling)
 
 
 @names_arguments
@@ -45,16 +45,16 @@ def bandwidth(op: str, message_bytes: float, seconds: float, group_size: int) ->
     """Return ``(algbw, busbw)`` in GB/s; 1 GB = 1e9 bytes.
 
     Args:
-        op: plain (``all_gather``) or in any spelling (``all_gather_into_tensor``). An unknown name has the bus
+        op: plain op (``all_gather``) or name of a function (``all_gather_into_tensor``). An unknown name has the bus
             factor 1.
-        message_bytes: S, the whole buffer: the tensor for all_reduce, broadcast, reduce, send and recv; the
-            output of all_gather; the input of reduce_scatter; n × the per-rank part for all_to_all, gather and
-            scatter; for an uneven all_to_all the larger of what the rank sends and receives.
-        seconds: its duration.
-        group_size: ranks of the process group, never of the world for a subgroup.
+        message_bytes: bytes of the whole buffer, S in nccl-tests: the tensor of all_reduce, broadcast, reduce, send
+            and recv; the output of all_gather; the input of reduce_scatter; n times the part of a rank for all_to_all,
+            gather and scatter. For an uneven all_to_all, the larger of what the rank sends and receives.
+        seconds: duration of the collective.
+        group_size: number of ranks in the process group, not in the world.
 
     Raises:
-        UsageError: a negative size, a time that is not positive, a group of less than one rank.
+        UsageError: a negative size, a time that is not positive, or a group without ranks.
 
     Examples:
         >>> dist.bandwidth("all_reduce", 1e9, seconds=0.1, group_size=4)

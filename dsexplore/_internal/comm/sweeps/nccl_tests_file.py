@@ -1,9 +1,15 @@
-"""Read the output of nccl-tests and rccl-tests, of any version since 2019, into a `CommSweep`."""
+"""Read the output of nccl-tests and rccl-tests, of any version since 2019, into a `CommSweep`.
+
+A row has size, count, type, reduction and root, then time, algbw, busbw and errors, out of place and in place::
+
+    1048576        262144     float     sum      -1    35.12   29.86   52.25      0    34.90   30.05   52.58      0
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,14 +30,14 @@ PROGRAMS = {
 }
 """{name of a program of nccl-tests, without ``_perf``: its op}."""
 _NUMBER = r"\d{1,18}(?:\.\d*)?(?:e[-+]?\d{1,2})?"
-_WRONG = rf"(?:N/A|{_NUMBER})"
+_WRONG = rf"(?:N/A|{_NUMBER})"  # number of wrong elements, or the error in older versions
 _HALF = rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+({_WRONG})"
 _ROW = re.compile(
     rf"(?:^|[\s:>])(\d{{1,18}})\s+(\d{{1,18}})\s+([a-z]\w+)(?:\s+[a-z]\w+)?(?:\s+-?\d+)?{_HALF}{_HALF}(?:\s+#.*|\s*)$"
 )
 _LIKE_A_ROW = re.compile(r"(?:^|[\s:>])\d+\s+\d+\s+(?:bfloat16|double|float|half|u?int\d*|f8\w*|fp8\w*)\s")
 _RANK = re.compile(r"Rank\s+(\d+)\s.*\bon\s+(\S+)\s+device")
-_STARTS = re.compile(r"(?:Collective test starting:|/|\s|^)(" + "|".join(PROGRAMS) + r")_perf")
+_PROGRAM = re.compile(r"(?:Collective test starting:|/|\s|^)(" + "|".join(PROGRAMS) + r")_perf")
 
 
 def read_nccl_tests(path: str | os.PathLike[str], op: str | None = None) -> CommSweep:
@@ -39,11 +45,12 @@ def read_nccl_tests(path: str | os.PathLike[str], op: str | None = None) -> Comm
 
     Args:
         path: the file.
-        op: the collective, if the file does not say: newer versions print it, as does a shell that echoes the command.
+        op: the collective; None to read it from the file, in which newer versions, or a shell that echoes commands,
+            print the program's name.
 
     Raises:
-        OSError: it cannot be read.
-        UsageError: there are no rows in it, the ranks or the collective are unknown.
+        OSError: the file cannot be read.
+        UsageError: the file has no rows, or does not name the ranks or the collective.
     """
     name = os.fspath(path)
     text = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -53,51 +60,63 @@ def read_nccl_tests(path: str | os.PathLike[str], op: str | None = None) -> Comm
     points = list(_points(text, op, name))
     if not points:
         raise UsageError(f"{name} has no rows of nccl-tests: a row has a size, a count, a type and two times")
-    counts = [list(hosts.values()).count(host) for host in dict.fromkeys(hosts.values())]
-    version = re.search(r"(?:NCCL|RCCL) version\s*:?\s*(\S+)", text)
-    kind = re.search(r"library=(\d+)", text)
-    software = version.group(0) if version else f"NCCL {kind.group(1)}" if kind else "nccl-tests"
+    ranks_by_host = Counter(hosts.values())
     types = {match.group(3) for match in map(_ROW.search, text.splitlines()) if match}
-    unread = [line for line in text.splitlines() if _LIKE_A_ROW.search(line) and not _ROW.search(line)]
-    remarks = [f"{format_count(len(unread), 'damaged row')} left out: {unread[0].strip()[:120]}"] if unread else []
-    source = f"{software}, from {Path(path).name}"
+    damaged = [line for line in text.splitlines() if _LIKE_A_ROW.search(line) and not _ROW.search(line)]
+    remarks = []
+    if damaged:
+        remarks.append(f"{format_count(len(damaged), 'damaged row')} left out: {damaged[0].strip()[:120]}")
     conditions = SweepConditions(
         backend="nccl",
         device="cuda",
-        nodes=len(counts),
-        ranks_per_node=max(counts),
-        dtype=sorted(types)[0],
-        software=source,
+        nodes=len(ranks_by_host),
+        ranks_per_node=max(ranks_by_host.values()),
+        dtype=min(types),
+        software=f"{_library(text)}, from {Path(path).name}",
         started="",
         remarks=tuple(remarks),
     )
     return CommSweep(conditions, points)
 
 
+def _library(text: str) -> str:
+    """Return the name and version of the library that was measured; ``nccl-tests`` if the output does not say."""
+    version = re.search(r"(?:NCCL|RCCL) version\s*:?\s*(\S+)", text)
+    if version is not None:
+        return version.group(0)
+    number = re.search(r"library=(\d+)", text)
+    return f"NCCL {number.group(1)}" if number is not None else "nccl-tests"
+
+
 def _points(text: str, op: str | None, name: str) -> Iterator[SweepPoint]:
-    """Yield the out-of-place and the in-place time of each row, for the last named program."""
+    """Yield the out-of-place and the in-place time of each row; its op is that of the last program named before it."""
     current = op
     for line in text.splitlines():
         row = _ROW.search(line)
         if row is None:
-            started = _STARTS.search(line)
-            if started and op is None:
-                current = PROGRAMS[started.group(1)]
+            program = _PROGRAM.search(line)
+            if program is not None and op is None:
+                current = PROGRAMS[program.group(1)]
             continue
         if current is None:
             raise UsageError(f"{name} does not say which collective it is: give op=, such as op='all_reduce'")
         size = int(row.group(1))
         if not size:
-            continue  # a size that is below one element for each rank
+            continue  # the size was less than one element per rank
         for in_place, (time, wrong) in ((False, row.group(4, 7)), (True, row.group(8, 11))):
             seconds = float(time) * 1e-6
             if seconds > 0:
                 yield SweepPoint(
-                    op=current, message_bytes=size, in_place=in_place, rounds=(seconds,), calls=1, wrong=_count(wrong)
+                    op=current,
+                    message_bytes=size,
+                    in_place=in_place,
+                    rounds=(seconds,),
+                    calls=1,
+                    wrong=_wrong_elements(wrong),
                 )
 
 
-def _count(text: str) -> int | None:
+def _wrong_elements(text: str) -> int | None:
     """Return the number of wrong elements; None if unchecked. Versions before 2022 print an error: 0 or 1."""
     if text == "N/A":
         return None

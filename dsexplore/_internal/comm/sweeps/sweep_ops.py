@@ -1,14 +1,15 @@
 """The ops of a sweep: their buffers at a size, the call that is timed, and the expected result.
 
 Element i of rank r's input is ``i % 97 + r``: a whole number, so that sums are exact, and different on each rank. In
-place, an all_gather's input and a reduce_scatter's output are this rank's part of the other buffer, as with nccl-tests.
-torch's all_reduce, broadcast and reduce work in place only; out of place they copy first, as functional collectives do.
+place, the input of all_gather and the output of reduce_scatter are this rank's part of the other buffer, as in
+nccl-tests. torch's all_reduce, broadcast and reduce are in place; out of place, the input is copied first, as
+functional collectives do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.distributed as td
 
 PERIOD = 97
 IN_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+"""Ops with a buffer that is divided into one part per rank."""
 SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send")
 """The ops that a sweep measures; ``send`` is each rank's message to the next, as nccl-tests' sendrecv."""
 IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
@@ -26,12 +28,13 @@ CHECKED = 1 << 14
 
 @dataclass(frozen=True)
 class SweptGroup:
-    """The process group that a sweep measures, and with what tensors."""
+    """The process group that a sweep measures, and the device and dtype of the tensors."""
 
     group: Any
     rank: int
-    """This rank's number in the group."""
+    """Rank of this process in the group."""
     size: int
+    """Number of ranks in the group."""
     device: torch.device
     dtype: torch.dtype
 
@@ -43,23 +46,23 @@ class SweptGroup:
         """Return a buffer of `count` elements."""
         return torch.empty(count, dtype=self.dtype, device=self.device)
 
-    def pattern(self, places: torch.Tensor, rank: int | torch.Tensor) -> torch.Tensor:
-        """Return the elements at given indices of a rank's input."""
-        return (places % PERIOD + rank).to(self.dtype)
+    def pattern(self, indices: torch.Tensor, rank: int | torch.Tensor) -> torch.Tensor:
+        """Return the elements of a rank's input at `indices`."""
+        return (indices % PERIOD + rank).to(self.dtype)
 
     def input_of(self, rank: int, count: int) -> torch.Tensor:
-        """Return the input of a rank."""
+        """Return the first `count` elements of a rank's input."""
         return self.pattern(torch.arange(count, device=self.device), rank)
 
-    def sum_at(self, places: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks of the elements at given indices."""
-        return (self.size * (places % PERIOD) + self.size * (self.size - 1) // 2).to(self.dtype)
+    def sum_at(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the sum of all ranks' inputs at `indices`."""
+        return (self.size * (indices % PERIOD) + self.size * (self.size - 1) // 2).to(self.dtype)
 
-    def reduced(self, value: float, op: Any) -> float:
-        """Return a number of each rank, reduced over the group."""
-        joined = torch.tensor([value], dtype=torch.float64, device=self.device)
-        td.all_reduce(joined, op=op, group=self.group)
-        return float(joined.item())
+    def reduced(self, number: float, op: Any) -> float:
+        """Return a number of this rank, reduced with those of the other ranks."""
+        tensor = torch.tensor([number], dtype=torch.float64, device=self.device)
+        td.all_reduce(tensor, op=op, group=self.group)
+        return float(tensor.item())
 
     def synchronize(self) -> None:
         """Wait for the device, if it is a GPU."""
@@ -71,24 +74,24 @@ class SweptGroup:
 class Prepared:
     """One op at one size, ready to be called."""
 
-    call: Callable[[], None]
+    call: Callable[[], object]
     """Runs the collective, and returns when it is done or, on GPUs, when it is queued."""
-    refill: Callable[[], None]
-    """Writes the input, which a call in place has overwritten."""
     result: torch.Tensor | None
-    """What the call writes on this rank; None if this rank receives nothing."""
+    """Tensor that the call writes on this rank; None if this rank receives nothing."""
     expected: Callable[[torch.Tensor], torch.Tensor]
     """Returns the expected elements of `result` at given indices."""
+    refill: Callable[[], object] | None = None
+    """Restores the input that a call in place has overwritten; None if the call does not overwrite its input."""
 
 
 def elements(op: str, message_bytes: int, swept: SweptGroup) -> int:
-    """Return the number of elements of a rank's part, or of the whole buffer for ops without parts."""
+    """Return the number of elements in a rank's part of the buffer, or in the whole buffer for ops without parts."""
     parts = swept.size if op in IN_PARTS else 1
     return message_bytes // swept.dtype.itemsize // parts
 
 
 def prepare(op: str, message_bytes: int, in_place: bool, swept: SweptGroup) -> Prepared:
-    """Allocate the buffers of an op; sizes are rounded down to whole elements for each rank."""
+    """Allocate the buffers of an op; its size is rounded down to whole elements per rank."""
     count = elements(op, message_bytes, swept)
     make = {
         "all_reduce": _all_reduce,
@@ -105,54 +108,62 @@ def prepare(op: str, message_bytes: int, in_place: bool, swept: SweptGroup) -> P
 
 
 def wrong_elements(prepared: Prepared) -> int:
-    """Run the call once on fresh input, and count the wrong elements at both ends of the result."""
+    """Run the call once on fresh input; return the number of wrong elements at both ends of the result."""
     if prepared.result is not None:
-        prepared.result.fill_(-1)  # of no rank's input
-    prepared.refill()
+        prepared.result.fill_(-1)  # a number that is in no rank's input
+    if prepared.refill is not None:
+        prepared.refill()
     prepared.call()
     if prepared.result is None:
         return 0
-    last = prepared.result.numel()
-    ends = torch.arange(min(CHECKED, last), device=prepared.result.device)
-    places = torch.cat([ends, last - 1 - ends])
-    return int((prepared.result[places] != prepared.expected(places)).sum())
+    numel = prepared.result.numel()
+    ends = torch.arange(min(CHECKED, numel), device=prepared.result.device)
+    indices = torch.cat([ends, numel - 1 - ends])
+    return int((prepared.result[indices] != prepared.expected(indices)).sum())
 
 
-def _single_buffer(
-    count: int, in_place: bool, swept: SweptGroup, collective: Callable[[torch.Tensor], None]
-) -> tuple[torch.Tensor, Callable[[], None], Callable[[], None]]:
-    """Return a buffer that the collective overwrites, the call, and the refill; out of place, the call copies first."""
+def _prepare_in_place(
+    count: int,
+    in_place: bool,
+    swept: SweptGroup,
+    collective: Callable[[torch.Tensor], object],
+    expected: Callable[[torch.Tensor], torch.Tensor],
+) -> Prepared:
+    """Prepare a collective that overwrites its input; out of place, the call copies the input first."""
     source = swept.input_of(swept.rank, count)
     target = torch.empty_like(source)
-
-    def refill() -> None:
-        target.copy_(source)
 
     def call() -> None:
         if not in_place:
             target.copy_(source)
         collective(target)
 
-    return target, call, refill
+    return Prepared(call, target, expected, refill=lambda: target.copy_(source))
 
 
 def _all_reduce(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
-    target, call, refill = _single_buffer(count, in_place, swept, lambda t: _done(td.all_reduce(t, group=swept.group)))
-    return Prepared(call, refill, target, swept.sum_at)
+    return _prepare_in_place(
+        count, in_place, swept, lambda tensor: td.all_reduce(tensor, group=swept.group), swept.sum_at
+    )
 
 
 def _broadcast(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     root = swept.to_global(0)
-    target, call, refill = _single_buffer(count, in_place, swept, lambda t: _done(td.broadcast(t, root, swept.group)))
-    return Prepared(call, refill, target, lambda places: swept.pattern(places, 0))
+    return _prepare_in_place(
+        count,
+        in_place,
+        swept,
+        lambda tensor: td.broadcast(tensor, root, swept.group),
+        lambda indices: swept.pattern(indices, 0),
+    )
 
 
 def _reduce(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     root = swept.to_global(0)
-    target, call, refill = _single_buffer(
-        count, in_place, swept, lambda t: _done(td.reduce(t, root, group=swept.group))
+    prepared = _prepare_in_place(
+        count, in_place, swept, lambda tensor: td.reduce(tensor, root, group=swept.group), swept.sum_at
     )
-    return Prepared(call, refill, target if swept.rank == 0 else None, swept.sum_at)
+    return prepared if swept.rank == 0 else replace(prepared, result=None)
 
 
 def _all_gather(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
@@ -160,22 +171,22 @@ def _all_gather(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     local_part = gathered.split(count)[swept.rank] if in_place else swept.empty(count)
     source = swept.input_of(swept.rank, count)
     return Prepared(
-        lambda: _done(td.all_gather_into_tensor(gathered, local_part, group=swept.group)),
-        lambda: _done(local_part.copy_(source)),
+        lambda: td.all_gather_into_tensor(gathered, local_part, group=swept.group),
         gathered,
-        lambda places: swept.pattern(places % count, places // count),
+        lambda indices: swept.pattern(indices % count, indices // count),
+        refill=lambda: local_part.copy_(source),
     )
 
 
 def _reduce_scatter(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     source = swept.input_of(swept.rank, count * swept.size)
-    given = source.clone() if in_place else source
-    local_part = given.split(count)[swept.rank] if in_place else swept.empty(count)
+    reduced = source.clone() if in_place else source
+    local_part = reduced.split(count)[swept.rank] if in_place else swept.empty(count)
     return Prepared(
-        lambda: _done(td.reduce_scatter_tensor(local_part, given, group=swept.group)),
-        lambda: _done(given.copy_(source)) if in_place else None,
+        lambda: td.reduce_scatter_tensor(local_part, reduced, group=swept.group),
         local_part,
-        lambda places: swept.sum_at(places + swept.rank * count),
+        lambda indices: swept.sum_at(indices + swept.rank * count),
+        refill=(lambda: reduced.copy_(source)) if in_place else None,
     )
 
 
@@ -183,10 +194,9 @@ def _all_to_all(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     source = swept.input_of(swept.rank, count).repeat(swept.size)
     received = torch.empty_like(source)
     return Prepared(
-        lambda: _done(td.all_to_all_single(received, source, group=swept.group)),
-        lambda: None,
+        lambda: td.all_to_all_single(received, source, group=swept.group),
         received,
-        lambda places: swept.pattern(places % count, places // count),
+        lambda indices: swept.pattern(indices % count, indices // count),
     )
 
 
@@ -195,10 +205,9 @@ def _gather(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     gathered = swept.empty(count * swept.size if swept.rank == 0 else 0)
     parts = list(gathered.split(count)) if swept.rank == 0 else None
     return Prepared(
-        lambda: _done(td.gather(source, parts, dst=root, group=swept.group)),
-        lambda: None,
+        lambda: td.gather(source, parts, dst=root, group=swept.group),
         gathered if swept.rank == 0 else None,
-        lambda places: swept.pattern(places % count, places // count),
+        lambda indices: swept.pattern(indices % count, indices // count),
     )
 
 
@@ -206,29 +215,24 @@ def _scatter(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     root, local_part = swept.to_global(0), swept.empty(count)
     parts = [swept.input_of(rank, count) for rank in range(swept.size)] if swept.rank == 0 else None
     return Prepared(
-        lambda: _done(td.scatter(local_part, parts, src=root, group=swept.group)),
-        lambda: None,
+        lambda: td.scatter(local_part, parts, src=root, group=swept.group),
         local_part,
-        lambda places: swept.pattern(places, swept.rank),
+        lambda indices: swept.pattern(indices, swept.rank),
     )
 
 
 def _send(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     source = swept.input_of(swept.rank, count)
     received = torch.empty_like(source)
-    before, after = (swept.to_global((swept.rank + step) % swept.size) for step in (-1, 1))
+    previous_rank, next_rank = (swept.rank - 1) % swept.size, (swept.rank + 1) % swept.size
+    src, dst = swept.to_global(previous_rank), swept.to_global(next_rank)
 
     def call() -> None:
         exchange = [
-            td.P2POp(td.isend, source, after, group=swept.group),
-            td.P2POp(td.irecv, received, before, group=swept.group),
+            td.P2POp(td.isend, source, dst, group=swept.group),
+            td.P2POp(td.irecv, received, src, group=swept.group),
         ]
         for work in td.batch_isend_irecv(exchange):
             work.wait()
 
-    expected = (swept.rank - 1) % swept.size
-    return Prepared(call, lambda: None, received, lambda p: swept.pattern(p, expected))
-
-
-def _done(_: Any) -> None:
-    """Discard the value of a call."""
+    return Prepared(call, received, lambda indices: swept.pattern(indices, previous_rank))

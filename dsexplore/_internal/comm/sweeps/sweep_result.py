@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import polars
 
 _QUIET = 4
-"""One in this many rounds counts for a quiet time: the fastest ones."""
+"""A quiet time is the mean over the fastest ``1 / _QUIET`` of the rounds."""
 _LEVEL = 0.9
-"""Fraction of an op\'s best bandwidth that counts as level."""
+"""Fraction of an op's best bandwidth from which its bandwidth counts as saturated."""
 _DISTURBED = 1.5
-"""Ratio of the mean to the quiet time from which a sweep says that other programs took part."""
+"""Ratio of the mean time to the quiet time above which a sweep says that other programs ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class SweepPoint:
 
     Attributes:
         op: a name from `trace.collectives.OPS`.
-        message_bytes: message bytes S as nccl-tests counts them.
+        message_bytes: message bytes, S in nccl-tests.
         in_place: True if the result overwrites the input's buffer.
         rounds: seconds of one call in each round: the mean over the calls and the ranks.
-        calls: number of calls that were timed, all rounds together.
+        calls: number of timed calls in all rounds.
         wrong: number of checked elements that were wrong; None if nothing was checked.
-        quartiles: seconds of one call in each round: the lower quartile of the calls, the mean over the ranks. Empty if
-            single calls were not timed, as on GPUs, whose calls wait in a queue, and by nccl-tests.
+        quartiles: seconds of one call in each round: the lower quartile of the calls, as a mean over the ranks. Empty
+            if single calls were not timed: on GPUs, where calls are queued, and in nccl-tests.
     """
 
     op: str
@@ -57,10 +57,10 @@ class SweepPoint:
     def quiet_seconds(self) -> float:
         """Seconds of one call on a quiet machine: the mean over the fastest quarter of the rounds, at least one.
 
-        Of each round, it is the lower quartile of the calls if they were timed one by one, else their mean. Other
-        programs only ever add to a time, so slow rounds are ignored. The fastest one alone may be luck: among 24 rounds
-        of two local ranks, the best of the even ones and of the odd ones were 22 % apart at the 90th percentile of the
-        points, and means of the fastest quarters 14 %.
+        The time of a round is the lower quartile of its calls, or their mean if calls were not timed one by one. Slow
+        rounds are ignored, since other programs only add time. The fastest round alone may be luck: among 24 rounds of
+        two local ranks, the best even and the best odd round differed by 22 % at the 90th percentile of the points, the
+        means of the fastest quarters by 14 %.
         """
         times = self.quartiles or self.rounds
         return fmean(sorted(times)[: max(1, len(times) // _QUIET)])
@@ -71,15 +71,15 @@ class SweepConditions:
     """The conditions of a sweep: what was measured, and on which machines.
 
     Attributes:
-        backend: of the group: ``"nccl"``, ``"gloo"``, …
-        device: where the tensors lay: ``"cpu"``, ``"cuda"``.
-        nodes: how many machines the ranks ran on.
-        ranks_per_node: ranks of the group on each of them; the most, where they differ.
-        dtype: of the elements.
-        software: versions of torch and of the library, or what a file that was read says.
-        started: when, as text.
-        remarks: what was omitted and why.
-        processors: that the processes of one machine may run on; None where a file does not say.
+        backend: backend of the group: ``"nccl"``, ``"gloo"``, …
+        device: device type of the tensors: ``"cpu"`` or ``"cuda"``.
+        nodes: number of machines that the ranks ran on.
+        ranks_per_node: number of ranks on each machine; the largest number if they differ.
+        dtype: data type of the elements.
+        software: versions of torch and of the library, or the library and the name of the file that was read.
+        started: time at which the sweep began, in ISO 8601; empty if unknown.
+        remarks: sentences on what was omitted, and why.
+        processors: number of processors that the processes of one machine may use; None if unknown.
     """
 
     backend: str
@@ -102,26 +102,29 @@ class SweepConditions:
 class CommSweep(SavedJson, Result):
     """All measurements of a sweep; displays itself in a notebook."""
 
-    _INTERNAL = frozenset({"FORMAT", "of", "what"})
+    _INTERNAL = frozenset({"FORMAT", "points_of", "what"})
 
     FORMAT: ClassVar[SavedFormat] = SavedFormat(
         "dsexplore communication sweep", 1, "sweep of collectives", "CommSweep.save"
     )
 
     conditions: SweepConditions
+    """What was measured, and on which machines."""
     points: list[SweepPoint] = field(default_factory=list)
+    """Measurements, in the order of measurement."""
 
     @property
     def ops(self) -> list[str]:
         """Ops that were measured, in the order of measurement."""
         return list(dict.fromkeys(point.op for point in self.points))
 
-    def of(self, op: str, *, in_place: bool | None = None) -> list[SweepPoint]:
+    def points_of(self, op: str, *, in_place: bool | None = None) -> list[SweepPoint]:
         """Return the points of one op by ascending size.
 
         Args:
-            op: as in `ops`.
-            in_place: select in-place or out-of-place points; None takes one per size, out of place if measured.
+            op: one of `ops`.
+            in_place: True for in-place points, False for out-of-place points; None for one point per size, out of
+                place if that was measured.
 
         Raises:
             UsageError: the op was not measured.
@@ -193,13 +196,15 @@ class CommSweep(SavedJson, Result):
 
     def what(self) -> str:
         """Return where it was measured, in one line."""
-        how = self.conditions
-        where = f"{how.nodes} × {how.ranks_per_node} ranks" if how.nodes > 1 else f"{how.ranks} ranks"
-        return f"{how.backend} on {how.device}, {where}, {how.dtype}; {how.software}"
+        conditions = self.conditions
+        ranks = f"{conditions.ranks} ranks"
+        if conditions.nodes > 1:
+            ranks = f"{conditions.nodes} × {conditions.ranks_per_node} ranks"
+        return f"{conditions.backend} on {conditions.device}, {ranks}, {conditions.dtype}; {conditions.software}"
 
     def verdict(self) -> str:
         """Return where the bus bandwidth of the first op saturates, and the fastest and slowest ops."""
-        rates = {op: [(point.message_bytes, self._busbw(point)) for point in self.of(op)] for op in self.ops}
+        rates = {op: [(point.message_bytes, self._busbw(point)) for point in self.points_of(op)] for op in self.ops}
         best = {op: max(rate for _, rate in points) for op, points in rates.items()}
         if not best:
             return "Nothing was measured."
@@ -224,7 +229,7 @@ class CommSweep(SavedJson, Result):
         """Return the verdict, the best bandwidth of each op, wrong results, and remarks."""
         lines = [self.verdict()]
         for op in self.ops:
-            rows = [self._row(point) for point in self.of(op)]
+            rows = [self._row(point) for point in self.points_of(op)]
             best = max(rows, key=lambda row: float(row["busbw"]))
             least = min(float(row["seconds"]) for row in rows)
             lines.append(
@@ -263,32 +268,32 @@ def table_lines(sweep: CommSweep, op: str) -> Iterator[str]:
     yield _TOP
     yield f"{_NAMES[0]}{_NAMES[1]}{_NAMES[1]}  # quiet to slowest round"
     yield f"{_UNITS[0]}{_UNITS[1]}{_UNITS[1]}  # (us)"
-    at: dict[int, dict[bool, SweepPoint]] = {}
-    sweep.of(op)
-    for point in (point for point in sweep.points if point.op == op):
-        at.setdefault(point.message_bytes, {})[point.in_place] = point
-    for size in sorted(at):
-        yield _row_line(sweep, op, size, [at[size].get(False), at[size].get(True)])
+    out_of_place = {point.message_bytes: point for point in sweep.points_of(op, in_place=False)}
+    in_place = {point.message_bytes: point for point in sweep.points_of(op, in_place=True)}
+    for size in sorted(out_of_place.keys() | in_place.keys()):
+        yield _row_line(sweep, op, size, [out_of_place.get(size), in_place.get(size)])
 
 
-def _row_line(sweep: CommSweep, op: str, size: int, pair: Sequence[SweepPoint | None]) -> str:
+def _row_line(sweep: CommSweep, op: str, size: int, points: Sequence[SweepPoint | None]) -> str:
+    """Return a row for the points of one size: out of place and in place, None for what was not measured."""
     name = _NCCL_NAMES.get(sweep.conditions.dtype, sweep.conditions.dtype)
     parts = sweep.conditions.ranks if op in _PER_RANK else 1
     count = size // _BYTES[name] // parts if name in _BYTES else "N/A"
     redop, root = ("sum" if op in _REDUCING else "none"), (0 if op in _ROOTED else -1)
     cells = [f"{size:12} {count:>13} {name:>9} {redop:>7} {root:7}"]
-    for point in pair:
+    for point in points:
         if point is None:
             cells.append(f"{'N/A':>9} {'N/A':>7} {'N/A':>7} {'N/A':>7}")
             continue
         algbw, busbw = bandwidth(op, size, point.seconds, sweep.conditions.ranks)
         wrong = "N/A" if point.wrong is None else str(point.wrong)
         cells.append(f"{_significant(point.seconds * 1e6):>9} {algbw:7.2f} {busbw:7.2f} {wrong:>7}")
-    spread = next((f"  # {_spread(point)}" for point in pair if point is not None), "")
+    spread = next((f"  # {_spread(point)}" for point in points if point is not None), "")
     return f"{''.join(cells)}{spread}"
 
 
 def _spread(point: SweepPoint) -> str:
+    """Return the quiet time and that of the slowest round, in microseconds."""
     return f"{_significant(point.quiet_seconds * 1e6)} to {_significant(max(point.rounds) * 1e6)}"
 
 

@@ -1,16 +1,17 @@
-"""`sweep`: measure the collectives of a process group, as nccl-tests does, from torch.
+"""`sweep`: measure the collectives of a process group from torch, as nccl-tests does.
 
-Each round runs all ops and sizes in turn, so that other load on the machine does not affect a single op. Each slice is
-warmed up, then called back to back until its time is over, equally often on all ranks. A slice's time is the mean over
-the calls and the ranks, as with nccl-tests. The quiet time is the lower quartile of the calls, which other programs
-disturb less; on GPUs, where calls wait in a queue, single calls are not timed. On a machine of two cores that ten other
-programs used, medians of two rounds differed by 50 %. Results are checked before anything is timed.
+Each round measures a *slice* of every op and size in turn, so that other load on the machine affects all of them. A
+slice is warmed up, then called back to back until its time is over, equally often on all ranks. Its time is the mean
+over the calls and the ranks, as in nccl-tests. Its quiet time is the lower quartile of the calls, which other programs
+disturb less. On GPUs, where calls are queued, single calls are not timed. Results are checked before anything is timed.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -41,11 +42,11 @@ LEAST_REPEATS, MOST_REPEATS = 4, 1000
 MEMORY_SHARE = 0.5
 """Fraction of the free memory that the ranks of a machine may use together."""
 BUFFERS = 4
-"""Memory that a rank needs at most, in multiples of the message bytes: input, output, and the library's buffers."""
+"""Memory of a rank in multiples of the message bytes: input, output, and the library's buffers."""
 
 
 class CollectiveSlice(NamedTuple):
-    """One slice of a sweep, measured in one go."""
+    """An op at one size, in place or out of place."""
 
     op: str
     message_bytes: int
@@ -67,42 +68,41 @@ def sweep(
     dtype: torch.dtype = torch.float32,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CommSweep:
-    """Measure collectives of a group; every rank of it calls this, and every rank gets the same result.
+    """Measure collectives of a group. Every rank of the group must call this, and gets the same result.
 
     Args:
         group: a process group; None for the world.
-        ops: which, from `SWEPT`.
+        ops: names of the ops, from `SWEPT`.
         message_bytes: sizes to measure; None goes from `smallest` to `largest` by `factor`.
-        smallest: message bytes to begin with: a number, or text such as ``"4KiB"``.
-        largest: the most message bytes; less where the machine's memory does not suffice, which a remark says.
-        factor: from one size to the next.
-        in_place: whether to measure in place as well, for the ops that can.
-        rounds: how often all is measured.
-        seconds: how long one op at one size is called in a round; large messages are called four times at least.
-        dtype: of the elements.
-        clock: seconds; for tests.
+        smallest: smallest message bytes: a number, or text such as ``"4KiB"``.
+        largest: largest message bytes; sizes that do not fit the machine's memory are omitted, with a remark.
+        factor: ratio of each size to the one before, 2 or more.
+        in_place: also measure the ops in place that can be in place.
+        rounds: number of rounds; each measures every op at every size.
+        seconds: time to call one op at one size in a round; it is called at least four times.
+        dtype: data type of the elements.
+        clock: returns seconds; for tests.
 
     Raises:
-        UsageError: no process group, a simulated one, an unknown op, or sizes that cannot be.
+        UsageError: no process group, a simulated one, an unknown op, or invalid sizes.
     """
-    swept = _swept(group, dtype)
-    bytes_wanted = _sizes(message_bytes, smallest, largest, factor)
+    swept = _swept_group(group, dtype)
+    sizes = _sizes(message_bytes, smallest, largest, factor)
     _check(ops, rounds)
-    where, remarks = _places(swept)
-    kept, too_large = _fitting_sizes(bytes_wanted, swept, where[1])
-    remarks += too_large
-    slices = [
-        CollectiveSlice(op, size, place)
-        for op in ops
-        for size in kept
-        if elements(op, size, swept) > 0
-        for place in (False, True)
-        if not place or (in_place and op in IN_PLACE)
-    ]
+    ranks_of_nodes = _ranks_of_nodes(swept)
+    remarks = []
+    if len(set(ranks_of_nodes)) > 1:
+        remarks.append(f"nodes have different numbers of ranks: {ranks_of_nodes}")
+    fitting = _fitting_sizes(sizes, swept, max(ranks_of_nodes))
+    if len(fitting) < len(sizes):
+        remarks.append(f"sizes above {format_bytes(fitting[-1])} do not fit the memory")
     started = datetime.now().astimezone().isoformat(timespec="seconds")
-    points = _measure(slices, swept, rounds, seconds, clock)
+    points = _measure(_slices(ops, fitting, in_place, swept), swept, rounds, seconds, clock)
     conditions = SweepConditions(
-        *(str(td.get_backend(swept.group)), swept.device.type, *where),
+        backend=str(td.get_backend(swept.group)),
+        device=swept.device.type,
+        nodes=len(ranks_of_nodes),
+        ranks_per_node=max(ranks_of_nodes),
         dtype=str(dtype).removeprefix("torch."),
         software=_software(swept),
         started=started,
@@ -112,7 +112,20 @@ def sweep(
     return CommSweep(conditions, points)
 
 
-def _swept(group: Any, dtype: torch.dtype) -> SweptGroup:
+def _slices(ops: Sequence[str], sizes: Sequence[int], in_place: bool, swept: SweptGroup) -> list[CollectiveSlice]:
+    """Return the slices of a round; sizes of less than one element per rank are omitted."""
+    slices = []
+    for op in ops:
+        for size in sizes:
+            if elements(op, size, swept) > 0:
+                slices.append(CollectiveSlice(op, size, in_place=False))
+                if in_place and op in IN_PLACE:
+                    slices.append(CollectiveSlice(op, size, in_place=True))
+    return slices
+
+
+def _swept_group(group: Any, dtype: torch.dtype) -> SweptGroup:
+    """Return the group to measure; raise UsageError without a real process group that this rank is in."""
     if not td.is_available() or not td.is_initialized():
         raise UsageError("there is no process group to measure: run this under torchrun, or dsexplore comm --real 4")
     group = group or td.group.WORLD
@@ -123,7 +136,7 @@ def _swept(group: Any, dtype: torch.dtype) -> SweptGroup:
     if backend == "fake":
         raise UsageError("a simulated group takes no time: measure a real one, as with dsexplore comm --real 4")
     device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
-    return SweptGroup(group, rank, td.get_world_size(group), device, dtype)
+    return SweptGroup(group, rank, size=td.get_world_size(group), device=device, dtype=dtype)
 
 
 def _check(ops: Sequence[str], rounds: int) -> None:
@@ -138,48 +151,47 @@ def _check(ops: Sequence[str], rounds: int) -> None:
 def _sizes(
     message_bytes: Sequence[int | str] | None, smallest: int | str, largest: int | str, factor: int
 ) -> list[int]:
+    """Return the message bytes to measure, in ascending order; raise UsageError if there are none."""
     try:
         if message_bytes is not None:
-            wanted = sorted({parse_size(size) for size in message_bytes})
+            sizes = sorted({parse_size(size) for size in message_bytes})
         else:
-            low, high = parse_size(smallest), parse_size(largest)
+            size, end = parse_size(smallest), parse_size(largest)
             if factor < 2:
                 raise UsageError(f"factor {factor} does not lead from one size to the next: give 2 or more")
-            wanted = [low * factor**step for step in range(200) if low * factor**step <= high] if low else []
+            sizes = []
+            while 0 < size <= end:
+                sizes.append(size)
+                size *= factor
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if not wanted or wanted[0] <= 0:
+    if not sizes or sizes[0] <= 0:
         raise UsageError(f"there is no size between {smallest} and {largest}: give message bytes above 0")
-    return wanted
+    return sizes
 
 
-def _places(swept: SweptGroup) -> tuple[tuple[int, int], list[str]]:
-    """Return the number of nodes and of ranks per node, with a remark if nodes have different numbers of ranks."""
-    import socket
-
+def _ranks_of_nodes(swept: SweptGroup) -> list[int]:
+    """Return the number of ranks on each node; every rank of the group must make this call."""
     names: list[Any] = [None] * swept.size
     td.all_gather_object(names, socket.gethostname(), group=swept.group)
-    counts = [names.count(name) for name in dict.fromkeys(names)]
-    remarks = [] if len(set(counts)) == 1 else [f"nodes have different numbers of ranks: {counts}"]
-    return (len(counts), max(counts)), remarks
+    return list(Counter(names).values())
 
 
-def _fitting_sizes(sizes: list[int], swept: SweptGroup, per_node: int) -> tuple[list[int], list[str]]:
-    """Return the sizes that fit the memory of every rank, and a remark on the sizes that do not."""
-    free = torch.tensor([float(_free_bytes(swept.device))], device=swept.device)
-    td.all_reduce(free, op=td.ReduceOp.MIN, group=swept.group)
-    shares = per_node if swept.device.type == "cpu" else 1
-    most = int(free.item()) * MEMORY_SHARE / shares / BUFFERS
-    kept = [size for size in sizes if size <= most]
-    if not kept:
+def _fitting_sizes(sizes: list[int], swept: SweptGroup, ranks_per_node: int) -> list[int]:
+    """Return the sizes that fit the memory of every rank; raise UsageError if none does."""
+    free = swept.reduced(float(_free_bytes(swept.device)), td.ReduceOp.MIN)
+    sharing_ranks = ranks_per_node if swept.device.type == "cpu" else 1
+    limit = free * MEMORY_SHARE / sharing_ranks / BUFFERS
+    fitting = [size for size in sizes if size <= limit]
+    if not fitting:
         raise UsageError(
-            f"{format_bytes(sizes[0])} do not fit the memory: {format_bytes(most)} would; give a smaller size"
+            f"{format_bytes(sizes[0])} do not fit the memory: {format_bytes(limit)} would; give a smaller size"
         )
-    left = [f"sizes above {format_bytes(kept[-1])} do not fit the memory"] if len(kept) < len(sizes) else []
-    return kept, left
+    return fitting
 
 
 def _free_bytes(device: torch.device) -> int:
+    """Return the bytes of free memory of a GPU, or of the machine."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with Path("/proc/meminfo").open(encoding="ascii") as lines:
@@ -187,6 +199,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _software(swept: SweptGroup) -> str:
+    """Return the versions of torch and, on GPUs, of NCCL."""
     library = ""
     if swept.device.type == "cuda":
         library = ", NCCL " + ".".join(map(str, torch.cuda.nccl.version()))
@@ -197,61 +210,62 @@ def _measure(
     slices: list[CollectiveSlice], swept: SweptGroup, rounds: int, seconds: float, clock: Callable[[], float]
 ) -> list[SweepPoint]:
     """Check and time all slices, round by round."""
-    times: dict[CollectiveSlice, list[float]] = {piece: [] for piece in slices}
-    quartiles: dict[CollectiveSlice, list[float]] = {piece: [] for piece in slices}
+    times: dict[CollectiveSlice, list[float]] = {swept_slice: [] for swept_slice in slices}
+    quartiles: dict[CollectiveSlice, list[float]] = {swept_slice: [] for swept_slice in slices}
     calls = dict.fromkeys(slices, 0)
     wrong = dict.fromkeys(slices, 0)
     with track("measuring collectives", total=rounds * len(slices), unit="slices") as work:
         for number in range(rounds):
-            for piece in slices:
-                prepared = prepare(*piece, swept)
+            for swept_slice in slices:
+                prepared = prepare(swept_slice.op, swept_slice.message_bytes, swept_slice.in_place, swept)
                 if number == 0:
-                    wrong[piece] = int(swept.reduced(float(wrong_elements(prepared)), td.ReduceOp.SUM))
+                    wrong[swept_slice] = int(swept.reduced(float(wrong_elements(prepared)), td.ReduceOp.SUM))
                 timed = _time_slice(prepared, swept, seconds, clock)
-                times[piece].append(swept.reduced(timed.mean, td.ReduceOp.SUM) / swept.size)
+                times[swept_slice].append(swept.reduced(timed.mean, td.ReduceOp.SUM) / swept.size)
                 if timed.quartile is not None:
-                    quartiles[piece].append(swept.reduced(timed.quartile, td.ReduceOp.SUM) / swept.size)
-                calls[piece] += timed.calls
+                    quartiles[swept_slice].append(swept.reduced(timed.quartile, td.ReduceOp.SUM) / swept.size)
+                calls[swept_slice] += timed.calls
                 work.advance(1)
     return [
         SweepPoint(
-            op=piece.op,
-            message_bytes=_whole_bytes(piece, swept),
-            in_place=piece.in_place,
-            rounds=tuple(times[piece]),
-            calls=calls[piece],
-            wrong=wrong[piece],
-            quartiles=tuple(quartiles[piece]),
+            op=swept_slice.op,
+            message_bytes=_whole_bytes(swept_slice, swept),
+            in_place=swept_slice.in_place,
+            rounds=tuple(times[swept_slice]),
+            calls=calls[swept_slice],
+            wrong=wrong[swept_slice],
+            quartiles=tuple(quartiles[swept_slice]),
         )
-        for piece in slices
+        for swept_slice in slices
     ]
 
 
-def _whole_bytes(piece: CollectiveSlice, swept: SweptGroup) -> int:
-    """Return the message bytes that a slice moves: whole elements for each rank."""
-    parts = swept.size if piece.op in IN_PARTS else 1
-    return elements(piece.op, piece.message_bytes, swept) * parts * swept.dtype.itemsize
+def _whole_bytes(swept_slice: CollectiveSlice, swept: SweptGroup) -> int:
+    """Return the message bytes that a slice moves: whole elements per rank."""
+    parts = swept.size if swept_slice.op in IN_PARTS else 1
+    return elements(swept_slice.op, swept_slice.message_bytes, swept) * parts * swept.dtype.itemsize
 
 
 class _Timed(NamedTuple):
-    """The calls of one slice on one rank."""
+    """Times of the calls of one slice on one rank."""
 
     mean: float
-    """Seconds of a call."""
+    """Mean seconds of a call."""
     quartile: float | None
-    """Seconds that a quarter of the calls undercut; None if they were not timed one by one."""
+    """Lower quartile of the calls' seconds; None if calls were not timed one by one."""
     calls: int
+    """Number of timed calls."""
 
 
 def _time_slice(prepared: Prepared, swept: SweptGroup, seconds: float, clock: Callable[[], float]) -> _Timed:
-    """Time the calls of a slice on this rank, equally many on all ranks."""
-    fastest = min(_timed_together(prepared, swept, 1, clock) for _ in range(WARM_UP))
+    """Time the calls of a slice on this rank; every rank makes the same number of calls."""
+    fastest = min(_mean_seconds(prepared, swept, 1, clock) for _ in range(WARM_UP))
     estimate = swept.reduced(fastest, td.ReduceOp.MAX)
     count = max(LEAST_REPEATS, min(MOST_REPEATS, int(seconds / max(estimate, 1e-9))))
     td.barrier(group=swept.group)
     swept.synchronize()
     if swept.device.type != "cpu":
-        return _Timed(_timed_together(prepared, swept, count, clock), None, count)
+        return _Timed(_mean_seconds(prepared, swept, count, clock), quartile=None, calls=count)
     durations = []
     begun = ended = clock()
     for _ in range(count):
@@ -259,11 +273,11 @@ def _time_slice(prepared: Prepared, swept: SweptGroup, seconds: float, clock: Ca
         now = clock()
         durations.append(now - ended)
         ended = now
-    return _Timed((ended - begun) / count, sorted(durations)[count // 4], count)
+    return _Timed((ended - begun) / count, quartile=sorted(durations)[count // 4], calls=count)
 
 
-def _timed_together(prepared: Prepared, swept: SweptGroup, count: int, clock: Callable[[], float]) -> float:
-    """Return the mean seconds of `count` calls; on a GPU they wait in one queue."""
+def _mean_seconds(prepared: Prepared, swept: SweptGroup, count: int, clock: Callable[[], float]) -> float:
+    """Return the mean seconds of `count` calls, timed together."""
     begun = clock()
     for _ in range(count):
         prepared.call()

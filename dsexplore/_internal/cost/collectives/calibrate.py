@@ -63,7 +63,7 @@ class Calibration(Result):
                 collective_time(op, point.message_bytes, here.ranks, here.ranks_per_node, self.base).expected,
             )
             for op in self.sweep.ops
-            for point in self.sweep.of(op)
+            for point in self.sweep.points_of(op)
         ]
         columns = {"op": pl.String, "message_bytes": pl.Int64, "measured": pl.Float64, "predicted": pl.Float64}
         frame = pl.DataFrame(rows, schema=columns, orient="row")
@@ -156,7 +156,7 @@ def _tables(measured: CommSweep) -> tuple[Measured, ...]:
 def _points(measured: CommSweep, op: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
     there = {point.in_place for point in measured.points if point.op == op}
     in_place = op in ("all_reduce", "broadcast", "reduce") and True in there
-    points = measured.of(op, in_place=in_place if in_place in there else None)
+    points = measured.points_of(op, in_place=in_place if in_place in there else None)
     return tuple(point.message_bytes for point in points), tuple(point.quiet_seconds for point in points)
 
 

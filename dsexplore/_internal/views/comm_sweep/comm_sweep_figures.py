@@ -33,7 +33,7 @@ def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequen
     figure = go.Figure()
     for op in ops:
         for in_place in places:
-            points = sweep.of(op, in_place=in_place)
+            points = sweep.points_of(op, in_place=in_place)
             if points:
                 figure.add_scatter(**_line(sweep, points, kind, op_mark(op).color, in_place))
     return _message_bytes_axis(figure, kind, sweep)
@@ -71,7 +71,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
     import plotly.graph_objects as go
 
     sweep, here = calibration.sweep, calibration.sweep.conditions
-    points = sweep.of(op)
+    points = sweep.points_of(op)
     sizes = [point.message_bytes for point in points]
     predicted = [collective_time(op, size, here.ranks, here.ranks_per_node, calibration.base) for size in sizes]
     figure = go.Figure()
