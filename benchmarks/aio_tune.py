@@ -31,7 +31,7 @@ from dsexplore._internal.aio.buffers import fill_random
 from dsexplore._internal.aio.disk import disk_of
 from dsexplore._internal.aio.sweeps import search
 from dsexplore._internal.aio.sweeps.measure import Bench
-from dsexplore._internal.aio.sweeps.rounds import mix
+from dsexplore._internal.aio.sweeps.measurements import mix
 from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
 from dsexplore._internal.aio.sweeps.sweeping import sweep
 from dsexplore._internal.aio.transfer_file import TransferFile

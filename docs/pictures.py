@@ -31,7 +31,7 @@ from docs import pictured_programs as programs
 from tests.aio.checkpoints.test_loading_result import USUAL, loader, loading
 from tests.aio.checkpoints.test_predict_checkpoint import cost as checkpoint_cost
 from tests.aio.data_loaders.test_feeding_result import feeding
-from tests.aio.offload.test_offload_plan import cost as offload_cost
+from tests.aio.test_offload import cost as offload_cost
 from tests.browser.bare_page import AXE, RULES, axe, draw
 from tests.browser.conftest import ARGUMENTS, chromium
 from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP, TWO_LINES

@@ -40,13 +40,16 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]
 
 
-def _command_of(about: str, module: str) -> Command:
-    """Return the subcommand of a module that has ``add_arguments`` and ``run``; it is imported when it is chosen."""
+def _command_of(about: str, module: str, add_arguments: str = "add_arguments", run: str = "run") -> Command:
+    """Return the subcommand with these two functions of a module, which is imported when the subcommand is chosen."""
     return Command(
         about,
-        lambda parser: import_module(module).add_arguments(parser),
-        lambda options: import_module(module).run(options),
+        lambda parser: getattr(import_module(module), add_arguments)(parser),
+        lambda options: getattr(import_module(module), run)(options),
     )
+
+
+_DISK_COMMANDS = "dsexplore._internal.aio.disk_commands"
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -287,16 +290,21 @@ COMMANDS = {
     "aio": _command_of("measure how fast the disk can feed a program", "dsexplore._internal.aio.command"),
     "loading": _command_of(
         "measure how fast a checkpoint loads, and say what to change",
-        "dsexplore._internal.aio.checkpoints.loading_command",
+        _DISK_COMMANDS,
+        "add_loading_arguments",
+        "run_loading",
     ),
     "checkpoint": _command_of(
-        "predict what a model's checkpoints take on a disk", "dsexplore._internal.aio.checkpoints.checkpoint_command"
+        "predict what a model's checkpoints take on a disk",
+        _DISK_COMMANDS,
+        "add_checkpoint_arguments",
+        "run_checkpoint",
     ),
     "offload": _command_of(
-        "predict what states on a disk take of a step", "dsexplore._internal.aio.offload.offload_command"
+        "predict what states on a disk take of a step", _DISK_COMMANDS, "add_offload_arguments", "run_offload"
     ),
     "feeding": _command_of(
-        "measure what a data loader gives, and what limits it", "dsexplore._internal.aio.data_loaders.feeding_command"
+        "measure what a data loader gives, and what limits it", _DISK_COMMANDS, "add_feeding_arguments", "run_feeding"
     ),
     "comm": _command_of("measure how fast the collectives of some ranks are", "dsexplore._internal.cost.comm_command"),
 }

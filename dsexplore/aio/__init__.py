@@ -28,46 +28,46 @@ if TYPE_CHECKING:
     from dsexplore._internal.aio.buffers import Buffer as Buffer
     from dsexplore._internal.aio.checkpoints.checkpoint_rates import CheckpointRates as CheckpointRates
     from dsexplore._internal.aio.checkpoints.checkpoint_rates import checkpoint_rates as checkpoint_rates
-    from dsexplore._internal.aio.checkpoints.checkpoint_result import CheckpointCost as CheckpointCost
-    from dsexplore._internal.aio.checkpoints.direct_reading import load_file as load_file
-    from dsexplore._internal.aio.checkpoints.direct_writing import save_file as save_file
+    from dsexplore._internal.aio.checkpoints.direct_files import load_file as load_file
+    from dsexplore._internal.aio.checkpoints.direct_files import save_file as save_file
     from dsexplore._internal.aio.checkpoints.loading import loading as loading
     from dsexplore._internal.aio.checkpoints.loading_result import LoadingResult as LoadingResult
+    from dsexplore._internal.aio.checkpoints.predict_checkpoint import CheckpointCost as CheckpointCost
     from dsexplore._internal.aio.data_loaders.feeding import feeding as feeding
     from dsexplore._internal.aio.data_loaders.feeding_result import FeedingResult as FeedingResult
+    from dsexplore._internal.aio.deepspeed_operator import aio_read as aio_read
+    from dsexplore._internal.aio.deepspeed_operator import aio_write as aio_write
+    from dsexplore._internal.aio.deepspeed_operator import install as install
+    from dsexplore._internal.aio.deepspeed_operator import uninstall as uninstall
     from dsexplore._internal.aio.handle import aio_handle as aio_handle
-    from dsexplore._internal.aio.offload.offload_cost import OffloadCost as OffloadCost
-    from dsexplore._internal.aio.replaced_operator import install as install
-    from dsexplore._internal.aio.replaced_operator import uninstall as uninstall
-    from dsexplore._internal.aio.single_transfers import aio_read as aio_read
-    from dsexplore._internal.aio.single_transfers import aio_write as aio_write
+    from dsexplore._internal.aio.offload import OffloadCost as OffloadCost
+    from dsexplore._internal.aio.sustained import SustainedWrites as SustainedWrites
     from dsexplore._internal.aio.sustained import sustained_writes as sustained_writes
-    from dsexplore._internal.aio.sustained_result import SustainedWrites as SustainedWrites
     from dsexplore._internal.aio.sweeps.result import SweepResult as SweepResult
     from dsexplore._internal.aio.sweeps.sweeping import sweep as sweep
 
 _HOMES = {
     "AioConfig": "aio_config",
     "Buffer": "buffers",
-    "CheckpointCost": "checkpoints.checkpoint_result",
+    "CheckpointCost": "checkpoints.predict_checkpoint",
     "CheckpointRates": "checkpoints.checkpoint_rates",
     "FeedingResult": "data_loaders.feeding_result",
     "LoadingResult": "checkpoints.loading_result",
-    "OffloadCost": "offload.offload_cost",
-    "SustainedWrites": "sustained_result",
+    "OffloadCost": "offload",
+    "SustainedWrites": "sustained",
     "SweepResult": "sweeps.result",
     "aio_handle": "handle",
-    "aio_read": "single_transfers",
-    "aio_write": "single_transfers",
+    "aio_read": "deepspeed_operator",
+    "aio_write": "deepspeed_operator",
     "checkpoint_rates": "checkpoints.checkpoint_rates",
     "feeding": "data_loaders.feeding",
-    "install": "replaced_operator",
-    "load_file": "checkpoints.direct_reading",
+    "install": "deepspeed_operator",
+    "load_file": "checkpoints.direct_files",
     "loading": "checkpoints.loading",
-    "save_file": "checkpoints.direct_writing",
+    "save_file": "checkpoints.direct_files",
     "sustained_writes": "sustained",
     "sweep": "sweeps.sweeping",
-    "uninstall": "replaced_operator",
+    "uninstall": "deepspeed_operator",
 }
 
 __all__ = [*_HOMES, *(name for name in dir() if name.startswith("AIO"))]

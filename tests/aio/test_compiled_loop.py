@@ -127,7 +127,7 @@ class Ring(Slots):
 
 def reads(target: TransferFile, memory: Buffer) -> Requests:
     """Requests that fill the memory from the beginning of a file."""
-    return split(False, target.fd, memory.address, memory.nbytes, 0, BLOCK)
+    return split(target.fd, write=False, address=memory.address, nbytes=memory.nbytes, offset=0, block_size=BLOCK)
 
 
 every = st.sampled_from([0, 1, 2, 3, 7])
@@ -159,7 +159,7 @@ def test_it_moves_every_byte_whatever_its_calls_return(
     nbytes = (count - 1) * BLOCK + last
     memory = Buffer(nbytes)
     memory.bytes[:] = 0xA5
-    requests = split(write, target.fd, memory.address, nbytes, offset, BLOCK)
+    requests = split(target.fd, write=write, address=memory.address, nbytes=nbytes, offset=offset, block_size=BLOCK)
     expected = bytearray(content if write else memory.bytes.tobytes())
     for index in range(count):
         requests.lengths[index] -= index in odd and not watched
@@ -190,7 +190,7 @@ def test_memory_goes_from_request_to_request(
 ) -> None:  # fmt: skip
     path.write_bytes(content)
     target, watch = opened(write), DriveMonitor(math.inf)
-    requests = split(write, target.fd, 0, count * BLOCK, 0, BLOCK)
+    requests = split(target.fd, write=write, address=0, nbytes=count * BLOCK, offset=0, block_size=BLOCK)
     ring = Ring(depth, requests)
     engine = scripted.engine(name, depth, refused=refused, halved=halved, interrupted=interrupted)
     try:
@@ -277,7 +277,7 @@ def test_a_file_that_is_shortened_is_an_error(
 
 def many(target: TransferFile, depth: int) -> tuple[Requests, Ring]:
     """Requests for far longer than a test takes, all on the file's first block."""
-    requests = split(False, target.fd, 0, 1_000_000 * BLOCK, 0, BLOCK)
+    requests = split(target.fd, write=False, address=0, nbytes=1_000_000 * BLOCK, offset=0, block_size=BLOCK)
     requests.offsets[:] = 0
     return requests, Ring(depth, requests)
 

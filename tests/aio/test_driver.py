@@ -88,7 +88,7 @@ def target(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def requests_on(fd: int, count: int, *, write: bool = False) -> tuple[Requests, np.ndarray]:  # type: ignore[type-arg]
     memory = np.zeros(count * BLOCK, np.uint8)
-    return split(write, fd, memory.ctypes.data, memory.nbytes, 0, BLOCK), memory
+    return split(fd, write=write, address=memory.ctypes.data, nbytes=memory.nbytes, offset=0, block_size=BLOCK), memory
 
 
 def run(engine: Scripted, requests: Requests, policy: Policy, fd: int = -1) -> None:
@@ -111,11 +111,11 @@ class Ticks:
 
 
 def test_split_covers_everything_once() -> None:
-    table = split(False, 3, 0x1000, 2500, 512, 1024)
+    table = split(3, write=False, address=0x1000, nbytes=2500, offset=512, block_size=1024)
     assert table.lengths.tolist() == [1024, 1024, 452]
     assert table.offsets.tolist() == [512, 1536, 2560]
     assert table.addresses.tolist() == [0x1000, 0x1400, 0x1800]
-    assert len(split(True, 3, 0x1000, 0, 0, 1024)) == 0
+    assert len(split(3, write=True, address=0x1000, nbytes=0, offset=0, block_size=1024)) == 0
 
 
 def test_without_overlap_each_batch_is_reaped_whole() -> None:
@@ -244,7 +244,7 @@ def test_a_watch_ends_at_its_deadline_and_counts_what_moved(overlap: bool) -> No
 
 def test_a_watched_table_ends_before_the_deadline() -> None:
     engine, watch = Scripted(4), DriveMonitor(deadline=1e9, clock=Ticks())
-    table = split(False, -1, BLOCK, 2 * BLOCK + 100, 7 * BLOCK, BLOCK)
+    table = split(-1, write=False, address=BLOCK, nbytes=2 * BLOCK + 100, offset=7 * BLOCK, block_size=BLOCK)
     watched(engine, table, Policy(False, True), watch)
     assert watch.ranges == [(7 * BLOCK, 2 * BLOCK + 100)]
 
@@ -330,7 +330,14 @@ def test_each_address_is_lent_to_one_request_at_a_time(kind: type[Scripted], pie
 
     engine, slots = Checking(3), Pieces([100 * (i + 1) for i in range(pieces)])
     watch = DriveMonitor(deadline=1e9, clock=Ticks())
-    drive(engine, split(False, -1, 0, 8 * BLOCK, 0, BLOCK), Policy(False, overlap), lambda: -1, slots, watch)
+    drive(
+        engine,
+        split(-1, write=False, address=0, nbytes=8 * BLOCK, offset=0, block_size=BLOCK),
+        Policy(False, overlap),
+        lambda: -1,
+        slots,
+        watch,
+    )
     assert (len(slots.free), slots.lent, slots.given) == (pieces, {}, [True] * 8)
     assert len(watch.latencies) == 8
     assert min(watch.latencies) >= 1
@@ -340,7 +347,13 @@ def test_each_address_is_lent_to_one_request_at_a_time(kind: type[Scripted], pie
 def test_memory_of_requests_that_the_system_does_not_take_is_given_back(overlap: bool) -> None:
     engine, slots = Scripted(3), Pieces([100, 200, 300])
     engine.refuse.extend([2, 0, 1, 0])
-    drive(engine, split(False, -1, 0, 8 * BLOCK, 0, BLOCK), Policy(False, overlap), lambda: -1, slots)
+    drive(
+        engine,
+        split(-1, write=False, address=0, nbytes=8 * BLOCK, offset=0, block_size=BLOCK),
+        Policy(False, overlap),
+        lambda: -1,
+        slots,
+    )
     assert (sorted(slots.free), slots.lent) == ([100, 200, 300], {})
     assert slots.given.count(True) == 8
     assert False in slots.given
@@ -348,7 +361,13 @@ def test_memory_of_requests_that_the_system_does_not_take_is_given_back(overlap:
 
 def test_a_queue_whose_memory_is_all_lent_is_filled_before_the_next_wait() -> None:
     engine = Scripted(2)
-    drive(engine, split(False, -1, 0, 6 * BLOCK, 0, BLOCK), Policy(False, True), lambda: -1, Pieces([100, 200]))
+    drive(
+        engine,
+        split(-1, write=False, address=0, nbytes=6 * BLOCK, offset=0, block_size=BLOCK),
+        Policy(False, True),
+        lambda: -1,
+        Pieces([100, 200]),
+    )
     assert engine.calls[:7] == [
         ("submit", 2), ("wait", 1), ("take", 1), ("submit", 1), ("wait", 1), ("take", 1), ("submit", 1)
     ]  # fmt: skip

@@ -295,7 +295,9 @@ def test_direct_requests_that_are_refused_are_completed_plainly(tmp_path: Path, 
             from dsexplore._internal.aio.driver import Policy, drive
 
             engine = open_engine(backend, 4)
-            requests = split(False, fd, back.ctypes.data, back.nbytes, 0, 1000)  # misaligned in every way
+            requests = split(
+                fd, write=False, address=back.ctypes.data, nbytes=back.nbytes, offset=0, block_size=1000
+            )  # misaligned in every way
             drive(engine, requests, Policy(False, True), target.plain_fd, None)
             engine.close()
             target.close()
@@ -312,7 +314,7 @@ def test_a_system_call_that_fails_for_good_names_itself_and_why(
     engine = linux_aio.LinuxAio(2)
     page = Buffer(4096)
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    engine.load(split(True, fd, page.address, 4096, 0, 4096))
+    engine.load(split(fd, write=True, address=page.address, nbytes=4096, offset=0, block_size=4096))
     monkeypatch.setattr(engine, "_number", sc.word(0x1000))  # no such context
     monkeypatch.setattr(engine, "_context", 0x1000)
     with pytest.raises(OSError, match=f"^.Errno 22. {name}: Invalid argument$"):

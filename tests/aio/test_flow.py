@@ -76,7 +76,7 @@ def read_all(
     engine: Any, target: TransferFile, overlap: bool, change: Callable[[Requests], None] | None = None
 ) -> bytes:
     buffer = Buffer(NBYTES)
-    requests = split(False, target.fd, buffer.address, NBYTES, 0, BLOCK)
+    requests = split(target.fd, write=False, address=buffer.address, nbytes=NBYTES, offset=0, block_size=BLOCK)
     if change is not None:
         change(requests)
     drive(engine, requests, Policy(False, overlap), target.plain_fd, None)
@@ -117,7 +117,9 @@ def test_every_engine_moves_every_byte(
 @pytest.mark.parametrize("depth", [1, 3, 150])
 def test_a_watch_notes_every_request(backend: str, target: TransferFile, depth: int, overlap: bool) -> None:
     engine, watch, buffer = open_engine(backend, depth), DriveMonitor(deadline=math.inf), Buffer(NBYTES)
-    requests = split(False, target.fd, buffer.address, NBYTES // 4096 * 4096, 0, BLOCK)
+    requests = split(
+        target.fd, write=False, address=buffer.address, nbytes=NBYTES // 4096 * 4096, offset=0, block_size=BLOCK
+    )
     begun = time.perf_counter()
     try:
         drive(engine, requests, Policy(False, overlap), target.plain_fd, None, watch)

@@ -1,6 +1,6 @@
 """Return values, errors and life of a handle.
 
-Modules: ``aio/handle.py``, ``aio/single_transfers.py``.
+Modules: ``aio/handle.py``, ``aio/deepspeed_operator.py``.
 """
 
 import errno

@@ -79,7 +79,7 @@ def test_cuda_tensors(tmp_path: Path) -> None:
 def test_a_stage_lends_each_slot_once_and_keeps_its_memory() -> None:
     stage = Stage(4)
     memory = DeviceMemory(torch.arange(200_000, dtype=torch.uint8))
-    requests = split(True, -1, 0, 50_000, 0, 5000)
+    requests = split(-1, write=True, address=0, nbytes=50_000, offset=0, block_size=5000)
     stage.prepare(memory, 0, requests)
     lent = [stage.take(index) for index in range(8)]  # a queue in flight and one that is emptied meanwhile
     assert len(set(lent)) == 8
@@ -96,13 +96,13 @@ def test_a_stage_grows_with_what_it_serves(pinned: bool) -> None:
     stage, content = Stage(4), np.arange(200_000, dtype=np.uint8)
     memory = DeviceMemory(torch.from_numpy(content)) if pinned else HostMemory(content.ctypes.data, 200_000, content)
     for nbytes, block in ((5000, 5000), (10_000, 5000), (50_000, 5000), (160_000, 20_000), (50_000, 5000)):
-        stage.prepare(memory, 0, split(True, -1, 0, nbytes, 0, block))
+        stage.prepare(memory, 0, split(-1, write=True, address=0, nbytes=nbytes, offset=0, block_size=block))
         slots = [stage.take(index) for index in range(min(8, nbytes // block))]
         begin = min(slot for slot in slots if slot is not None)
         room = -(-block // 4096) * 4096
         assert sorted(slots) == [begin + room * number for number in range(len(slots))]
         assert stage._address <= begin
-        assert begin + room * len(slots) <= stage._address + stage._held
+        assert begin + room * len(slots) <= stage._address + stage._nbytes
         for index, slot in enumerate(slots):
             assert slot is not None
             assert ctypes.string_at(slot, block) == content[index * block :][:block].tobytes()
@@ -120,9 +120,21 @@ def test_registered_buffers(tmp_path: Path) -> None:
     engine = IoUring(8)
     try:
         engine.register(data.address, data.nbytes)
-        drive(engine, split(True, fd, data.address, data.nbytes, 0, 65536), Policy(False, True), lambda: fd, None)
+        drive(
+            engine,
+            split(fd, write=True, address=data.address, nbytes=data.nbytes, offset=0, block_size=65536),
+            Policy(False, True),
+            lambda: fd,
+            None,
+        )
         back = Buffer(1 << 20)  # not registered: an ordinary request
-        drive(engine, split(False, fd, back.address, back.nbytes, 0, 65536), Policy(False, True), lambda: fd, None)
+        drive(
+            engine,
+            split(fd, write=False, address=back.address, nbytes=back.nbytes, offset=0, block_size=65536),
+            Policy(False, True),
+            lambda: fd,
+            None,
+        )
         assert set(engine._table["opcode"].tolist()) == {22}
     finally:
         engine.close()

@@ -1,7 +1,4 @@
-"""Sustained writes: what is counted, and where a disk is said to get slower.
-
-Modules: ``aio/sustained.py``, ``aio/sustained_result.py``.
-"""
+"""Sustained writes: what is counted, and where a disk is said to get slower."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ import pytest
 
 from dsexplore import aio
 from dsexplore._internal.aio.disk import Disk
-from dsexplore._internal.aio.sustained import write_pieces
-from dsexplore._internal.aio.sustained_result import SustainedWrites
+from dsexplore._internal.aio.sustained import SustainedWrites, write_pieces
 from dsexplore._internal.cli import main
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError

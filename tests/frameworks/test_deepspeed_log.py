@@ -1,6 +1,6 @@
 """Real DeepSpeed jobs on two gloo ranks: the comms log, by whatever way it reaches torch, and states on a disk.
 
-Modules: ``comm/``, ``aio/replaced_operator.py``.
+Modules: ``comm/``, ``aio/deepspeed_operator.py``.
 """
 
 from __future__ import annotations

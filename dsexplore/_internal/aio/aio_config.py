@@ -1,4 +1,4 @@
-"""The ``"aio"`` block of a ds_config as a checked value."""
+"""The ``"aio"`` block of a ds_config: `AioConfig` reads, checks and writes it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AioConfig:
     overlap_events: bool = c.AIO_OVERLAP_EVENTS_DEFAULT
     """Keep the queue full, instead of waiting for each batch to finish."""
     use_gds: bool = c.AIO_USE_GDS_DEFAULT
-    """GPUDirect Storage: an option of DeepSpeed, kept but not used here; see `NO_GDS`."""
+    """GPUDirect Storage: an option of DeepSpeed that is kept in the block, but has no effect here."""
 
     def __post_init__(self) -> None:
         for key in (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT):
@@ -90,12 +90,12 @@ class AioConfig:
         """Read a ds_config JSON file, or one that holds the ``"aio"`` block alone.
 
         Args:
-            path: of the file.
-            must_have_block: raise for a ds_config without the block, which otherwise gives the defaults.
+            path: path of the file.
+            must_have_block: raise if a ds_config has no ``"aio"`` block, instead of returning the defaults.
 
         Raises:
-            OSError: it cannot be read.
-            UsageError: it is not JSON, its ``"aio"`` block is wrong, or it has none and must have one.
+            OSError: the file cannot be read.
+            UsageError: the file is not JSON, its ``"aio"`` block is invalid, or the block is missing.
         """
         try:
             loaded = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -112,9 +112,9 @@ class AioConfig:
         return replace(self, **changes)
 
     def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
-        """Return the block to put into a ds_config: real integers and booleans, under the key ``"aio"``.
+        """Return the block for a ds_config, ``{"aio": {...}}``.
 
-        The thread count is given under both of its names, since each DeepSpeed version reads one and ignores the other.
+        It has the thread count under both names, since each version of DeepSpeed reads one and ignores the other.
         """
         return {
             c.AIO: {
@@ -149,13 +149,16 @@ with_options(option.name for option in fields(AioConfig))(AioConfig.with_)
 
 def as_integer(value: object) -> int | None:
     """Convert an integer of any type, such as numpy's, to int; None for everything else, including booleans."""
+    if isinstance(value, bool):
+        return None
     try:
-        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # it is the judge
+        return operator.index(value)  # type: ignore[arg-type]  # raises TypeError for what is not an integer
     except TypeError:
         return None
 
 
 def _checked_integer(key: str, value: object) -> int:
+    """Return the value of a key as an int of at least 1; raise UsageError if it is none."""
     number = as_integer(value)
     if number is None:
         raise UsageError(f"aio {key} {value!r} is {type(value).__name__}: it must be a whole number, at least 1")
@@ -170,6 +173,7 @@ def _check_boolean(key: str, value: object) -> None:
 
 
 def _merge_thread_count(values: dict[str, Any]) -> None:
+    """Replace the newer name of the thread count by the older one; raise UsageError if their values differ."""
     newer = values.pop(c.AIO_INTRA_OP_PARALLELISM)
     _checked_integer(c.AIO_INTRA_OP_PARALLELISM, newer)
     older = values.setdefault(c.AIO_THREAD_COUNT, newer)
@@ -184,7 +188,7 @@ NO_GDS = (
     "use_gds stays in the block for DeepSpeed and is not used here: tensors of a GPU go through page-locked memory of "
     "the host, and what GPUDirect Storage would gain is not measured"
 )
-"""What is said where a block with ``use_gds`` is used."""
+"""Text of the warning about a block with ``use_gds``."""
 
 NEAR_LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
-"""A setting with enough requests in flight that most disks are near their limit."""
+"""A setting with enough requests in flight to bring most disks near their limit."""

@@ -29,8 +29,8 @@ AIO_FORMAT: Final = """
 """
 
 SECTOR: Final = 512
-"""Bytes of the smallest unit that any disk addresses: a block size is a multiple of it."""
+"""Bytes of the smallest unit that a disk addresses; block sizes are multiples of it."""
 
 PAGE: Final = 4096
-"""Bytes of a page of the page cache. Direct requests begin and end at multiples of it, so that none shares a page with
-the unaligned head or tail of a transfer, which goes through that cache."""
+"""Bytes of a page of the page cache. Direct requests begin and end at multiples of it, so that they share no page with
+the unaligned head or tail of a transfer, which goes through the page cache."""

@@ -1,9 +1,9 @@
-"""Memory that a disk can fill fast: anonymous, private, on huge pages and aligned to them.
+"""Memory that a disk can fill fast: private memory on huge pages, aligned to them.
 
-Scattered 4 KiB pages cost more than any engine saves: the kernel pins and maps each page of a request, 256 per MiB,
-where a huge page needs one. Python's own ``mmap`` is shared by default, and shared memory gets no huge pages.
+The kernel pins and maps each page of a request: 256 ordinary pages of 4 KiB per MiB, but one huge page. That costs more
+than any engine saves. Python's ``mmap`` is shared by default, and shared memory gets no huge pages.
 
-Buffers live as long as anything refers to them: the array of a `Buffer`, or a tensor made of it, keeps the mapping.
+The memory of a `Buffer` is freed when nothing refers to it, not even its array or a tensor made from it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ HUGE_PAGE = 2 << 20
 """Bytes of a huge page; the alignment of every buffer."""
 
 _PATTERN = 1 << 20
-"""Number of random words that are generated; the rest is derived from them."""
+"""Number of random words that `fill_random` generates; further words are derived from them."""
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
-"""What is there where CUDA's driver or ROCm's runs."""
+"""Device files of CUDA's and of ROCm's driver."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,11 +45,11 @@ class Buffer:
     """``nbytes`` of zeroed memory at a 2 MiB boundary.
 
     Args:
-        nbytes: at least 0.
-        huge: ask the kernel for huge pages; False gives ordinary ones, for comparison.
+        nbytes: number of bytes, 0 or more.
+        huge: ask the kernel for huge pages; False for ordinary pages, to compare.
 
     Raises:
-        OSError: the system has not that much memory (ENOMEM).
+        OSError: the system does not have that much memory (ENOMEM).
     """
 
     @names_arguments
@@ -67,7 +67,7 @@ class Buffer:
         skip = -whole.ctypes.data % HUGE_PAGE
         self._whole = whole[skip : skip + length]
         self.bytes: NDArray[np.uint8] = self._whole[:nbytes]
-        """The memory, shape ``(nbytes,)``."""
+        """The memory as an array, shape ``(nbytes,)``."""
         self.address: int = self._whole.ctypes.data
         self.nbytes = nbytes
 
@@ -75,12 +75,12 @@ class Buffer:
         return f"<Buffer of {format_bytes(self.nbytes)}>"
 
     def populate(self) -> Buffer:
-        """Touch all pages, so that the kernel allocates them now and not during a measurement."""
+        """Touch all pages, so that the kernel allocates them now instead of during a measurement; return the buffer."""
         self._whole[:: mmap.PAGESIZE] = 0
         return self
 
     def lock(self) -> Buffer:
-        """Keep the pages in memory until the buffer is freed.
+        """Lock the pages in memory until the buffer is freed; return the buffer.
 
         Raises:
             OSError: ``RLIMIT_MEMLOCK`` does not allow it; the message says how to raise it.
@@ -94,12 +94,12 @@ class Buffer:
         return len(self._whole)
 
     def huge_share(self) -> float | None:
-        """Return the fraction of the resident pages that are huge, 0 to 1; None if the system does not say."""
+        """Return the fraction of the resident memory that is on huge pages, 0 to 1; None if it is unknown."""
         return huge_share(self.address, len(self))
 
 
 class PinnedBuffer(Buffer):
-    """``nbytes`` of memory that torch pins: page-locked, and known to the driver of the GPU.
+    """``nbytes`` of memory that torch pins: page-locked, and registered with the GPU's driver.
 
     Raises:
         RuntimeError: torch has no GPU to pin memory for; see `can_pin`.
@@ -113,7 +113,7 @@ class PinnedBuffer(Buffer):
 
 
 def can_pin() -> bool:
-    """Return True if torch can pin memory for a GPU; without the driver of one, torch is not imported to ask it."""
+    """Return True if torch can pin memory for a GPU; torch is imported only if a GPU driver is present."""
     if find_spec("torch") is None or not any(Path(device).exists() for device in _GPU_DRIVERS):
         return False
     import torch
@@ -122,7 +122,7 @@ def can_pin() -> bool:
 
 
 def _pinned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """Return memory that torch pins; the array keeps it."""
+    """Return an array on memory that torch pins."""
     import torch
 
     memory: NDArray[np.uint8] = torch.empty(max(nbytes, 1), dtype=torch.uint8, pin_memory=True).numpy()
@@ -133,11 +133,12 @@ def _advise(mapping: mmap.mmap, advice: int) -> None:
     try:
         mapping.madvise(advice)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a kernel without huge pages: ordinary ones are as right, only slower
+        if error.errno != errno.EINVAL:  # the kernel has no huge pages; ordinary ones are only slower
             raise
 
 
 def _lock_error(code: int, nbytes: int) -> OSError:
+    """Return the error of a failed mlock, with the limit and what to do."""
     from resource import RLIMIT_MEMLOCK, getrlimit
 
     soft = getrlimit(RLIMIT_MEMLOCK)[0]
@@ -150,7 +151,7 @@ def _lock_error(code: int, nbytes: int) -> OSError:
 
 
 def huge_share(address: int, nbytes: int) -> float | None:
-    """Return the fraction of huge pages in the resident mappings of ``[address, address + nbytes)``, or None."""
+    """Return the fraction of the resident memory in ``[address, address + nbytes)`` on huge pages; None if unknown."""
     try:
         lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -158,27 +159,30 @@ def huge_share(address: int, nbytes: int) -> float | None:
     inside = False
     resident = huge = 0
     for line in lines:
-        name, _, rest = line.partition(" ")
+        name, *fields = line.split()
         if not name.endswith(":"):
             low, _, high = name.partition("-")
             inside = int(low, 16) < address + nbytes and int(high, 16) > address
         elif inside and name == "Rss:":
-            resident += int(rest.split()[0])
+            resident += int(fields[0])
         elif inside and name == "AnonHugePages:":
-            huge += int(rest.split()[0])
+            huge += int(fields[0])
     return huge / resident if resident else None
 
 
 class _Locked(NamedTuple):
-    """Location of a locked tensor's memory. Only the tensor keeps the memory alive."""
+    """Location of a locked tensor's memory, which only the tensor keeps alive."""
 
     memory: weakref.ref[NDArray[np.uint8]]
     address: int
     nbytes: int
+    """Bytes of the tensor."""
     mapped: int
+    """Locked bytes: those of the tensor, rounded up to whole huge pages."""
 
 
 _locked: dict[int, _Locked] = {}
+"""{address: location} of the tensors of `new_locked_tensor` that are locked."""
 _locked_guard = threading.RLock()
 
 
@@ -186,8 +190,8 @@ def new_locked_tensor(num_elem: int, example_tensor: torch.Tensor) -> torch.Tens
     """Return a page-locked CPU tensor of `num_elem` elements with the dtype of `example_tensor`.
 
     Raises:
-        UsageError: a negative count.
-        OSError: no memory, or ``RLIMIT_MEMLOCK`` does not allow to lock it.
+        UsageError: `num_elem` is not a whole number of 0 or more.
+        OSError: there is not enough memory, or ``RLIMIT_MEMLOCK`` does not allow to lock it.
     """
     count = as_integer(num_elem)
     if count is None or count < 0:
@@ -211,9 +215,9 @@ def tensor_of(buffer: Buffer, dtype: Any) -> Any:
 
 
 def free_locked_tensor(tensor: Any) -> bool:
-    """Unlock a tensor of `new_locked_tensor`; return False if it is not one, or was freed before.
+    """Unlock a tensor of `new_locked_tensor`; return False for any other tensor, and for one that was unlocked before.
 
-    The memory itself is freed with the last reference, so a transfer in flight never loses its buffer.
+    The memory is freed with the last reference to it, so a transfer in flight keeps its buffer.
     """
     with _locked_guard:
         entry = _locked.pop(tensor.data_ptr(), None)
@@ -227,21 +231,23 @@ def is_locked(tensor: Any) -> bool:
     """Return True if the whole tensor is in memory locked by `new_locked_tensor`, by any handle."""
     address, nbytes = tensor.data_ptr(), tensor.nbytes
     with _locked_guard:
-        return any(e.address <= address and address + nbytes <= e.address + e.nbytes for e in _locked.values())
+        return any(
+            entry.address <= address and address + nbytes <= entry.address + entry.nbytes for entry in _locked.values()
+        )
 
 
 def _forget(key: int) -> None:
-    with _locked_guard:  # re-entrant: the collector may run this while the same thread holds it
+    with _locked_guard:  # re-entrant, as the garbage collector may run this in the thread that holds it
         _locked.pop(key, None)
 
 
 def give_back_free_memory() -> None:
-    """Give memory that is allocated, but free, back to the system, so that what comes next touches its pages anew.
+    """Return the free memory of malloc to the system, so that each measured load allocates new pages.
 
-    What malloc keeps of freed tensors depends on their size and on where other objects lie, and a load that reuses such
-    pages takes less time than one like it that does not.
+    How much memory malloc keeps of freed tensors depends on their sizes and on other objects. A load that reuses such
+    pages takes less time than one that does not.
     """
-    with suppress(AttributeError):  # glibc alone has it
+    with suppress(AttributeError):  # only glibc has this function
         _libc.malloc_trim(0)
 
 
@@ -252,7 +258,7 @@ def _munlock(address: int, nbytes: int) -> None:
 def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
     """Fill a buffer with random bytes that cannot be compressed or deduplicated.
 
-    Random bytes are generated once for 8 MiB; each further 8 MiB are those, XORed with a random key.
+    The first 8 MiB are generated; each further 8 MiB are these, XORed with another random key. Return the buffer.
     """
     generator = np.random.Generator(np.random.SFC64(seed))
     words = buffer.bytes[: buffer.nbytes // 8 * 8].view(np.uint64)

@@ -1,4 +1,4 @@
-"""The disk that a path is on: filesystem, device, whether direct I/O works, and a first estimate of its rate."""
+"""The disk that a file is on: filesystem, device, whether direct I/O works, and a first estimate of its rate."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.backends import syscalls as sc
@@ -23,11 +24,12 @@ _NETWORK_FUSE = {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", 
 _VIRTUAL_DRIVERS = {"virtio_blk", "vbd", "xen-blkfront"}
 _VIRTUAL_MODELS = ("qemu", "vmware", "vbox", "virtual")
 _MEMORY = {"tmpfs", "ramfs", "zram"}
-_PROBE = 16 << 20
-"""Bytes written at once for a first estimate of the rate."""
-_PROBES = 4
+_PROBE_BYTES = 16 << 20
+"""Bytes of each write of `probed_rate`."""
+_MAX_PROBES = 4
+"""Number of writes of `probed_rate` at most; the fastest counts, since other programs can only add time."""
 _PROBE_SECONDS = 0.3
-"""Seconds after which no further write is tried: other programs only add to a time, so a slow one may be theirs."""
+"""Seconds after which `probed_rate` tries no further write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,54 +37,64 @@ class Disk:
     """Facts about the filesystem and device under a path."""
 
     path: str
-    """As the caller gave it."""
+    """Path that the caller passed."""
     filesystem: str
-    """The filesystem's type, as the mount table names it: ``ext4``, ``xfs``, ``tmpfs``, ``nfs4``."""
+    """Type of the filesystem, as in the mount table: ``ext4``, ``xfs``, ``tmpfs``, ``nfs4``; ``?`` if unknown."""
     mount: str
+    """Mount point; ``?`` if unknown."""
     device: str
+    """Device, as in the mount table; ``?`` if unknown."""
     model: str
+    """Model of the drive; empty if unknown."""
     kind: str
     """``disk``, ``memory`` (tmpfs, no disk), ``loop`` (a device whose data is in a file) or ``network`` (a remote disk
     and the network)."""
     free_bytes: int
+    """Bytes that this user can still write."""
     direct: bool
     """True if a direct read past the page cache succeeded."""
     why_buffered: str | None
+    """Why direct I/O is not used; None if it is."""
     memory_alignment: int
+    """Alignment of addresses in bytes that direct I/O requires; 1 without direct I/O."""
     offset_alignment: int
+    """Alignment of offsets and lengths in bytes that direct I/O requires; 1 without direct I/O."""
     is_virtual: bool = False
-    """True for a device of a virtual machine; its host may keep a cache."""
+    """True for a device of a virtual machine; its host may have a cache."""
 
     @property
     def label(self) -> str:
-        """One line: ``ext4 on /dev/vda (disk, direct I/O)``."""
-        way = "direct I/O" if self.direct else "page cache"
-        return f"{self.filesystem} on {self.device} ({self.kind}, {way})"
+        """Text such as ``ext4 on /dev/vda (disk, direct I/O)``."""
+        access = "direct I/O" if self.direct else "page cache"
+        return f"{self.filesystem} on {self.device} ({self.kind}, {access})"
 
 
 def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
-    """Return facts on the disk that an existing file is on. A direct read is tried; nothing is written.
+    """Return facts about the disk that an existing file is on. A direct read is tried; nothing is written.
+
+    Args:
+        path: path of the file.
+        direct: try a direct read; False to use the page cache.
 
     Raises:
         OSError: the file cannot be opened.
     """
-    name = os.path.realpath(path)
-    filesystem, mount, device = _mount_of(name)
-    why = None if direct else "buffered I/O was asked for"
+    mount = _mount_of(os.path.realpath(path))
+    why_buffered = None if direct else "buffered I/O was asked for"
     alignment: Alignment | None = None
-    if why is None:
-        alignment, why = _try_direct(os.fspath(path), filesystem)
-    free = os.statvfs(path)
+    if direct:
+        alignment, why_buffered = _try_direct(os.fspath(path), mount.filesystem)
+    space = os.statvfs(path)
     return Disk(
         path=os.fspath(path),
-        filesystem=filesystem,
-        mount=mount,
-        device=device,
+        filesystem=mount.filesystem,
+        mount=mount.point,
+        device=mount.device,
         model=_model_of(path),
-        kind="loop" if _is_loop(path) else _kind_of(filesystem, device),
-        free_bytes=free.f_bavail * free.f_frsize,
-        direct=why is None,
-        why_buffered=why,
+        kind="loop" if _is_loop(path) else _kind_of(mount.filesystem, mount.device),
+        free_bytes=space.f_bavail * space.f_frsize,
+        direct=why_buffered is None,
+        why_buffered=why_buffered,
         memory_alignment=alignment.memory if alignment else 1,
         offset_alignment=alignment.offset if alignment else 1,
         is_virtual=_is_virtual(path),
@@ -90,9 +102,9 @@ def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
 
 
 def drop_cached(fd: int) -> float | None:
-    """Write a file's dirty pages, drop its cached ones, and return the fraction of pages still cached.
+    """Write a file's dirty pages, drop its cached pages, and return the fraction of its pages that are still cached.
 
-    It works without privileges. None if the system cannot report that (Linux before 6.5).
+    It needs no privileges. None is returned if the system does not report the fraction (Linux before 6.5).
     """
     with suppress(OSError):
         make_durable(fd)
@@ -102,20 +114,20 @@ def drop_cached(fd: int) -> float | None:
 
 
 def cached_share(fd: int) -> float | None:
-    """Return the fraction of a file in the page cache, 0 to 1; None if the system cannot report it."""
+    """Return the fraction of a file that is in the page cache, 0 to 1; None if the system does not report it."""
     size = os.fstat(fd).st_size
     if not sc.SUPPORTED or size == 0:
         return None
-    whole = ctypes.create_string_buffer(struct.pack("=QQ", 0, size))
-    answer = ctypes.create_string_buffer(40)
-    if sc.cachestat(sc.CACHESTAT, fd, ctypes.addressof(whole), ctypes.addressof(answer), 0) < 0:
+    file_range = ctypes.create_string_buffer(struct.pack("=QQ", 0, size))
+    counts = ctypes.create_string_buffer(40)
+    if sc.cachestat(sc.CACHESTAT, fd, ctypes.addressof(file_range), ctypes.addressof(counts), 0) < 0:
         return None
-    (pages,) = struct.unpack_from("=Q", answer, 0)
+    (pages,) = struct.unpack_from("=Q", counts, 0)
     return min(float(pages * os.sysconf("SC_PAGE_SIZE") / size), 1.0)
 
 
 def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | None]:
-    """Try a direct read of one block; return (required alignment, None), or (None, why it failed)."""
+    """Read one block with direct I/O; return (required alignment, None), or (None, why it failed)."""
     target = TransferFile(path, write=False)
     try:
         if not target.direct:
@@ -123,9 +135,9 @@ def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | Non
         alignment = direct_alignment(target.fd)
         if alignment is None:
             return None, "the filesystem says that it takes no direct requests (statx)"
-        trial = Buffer(max(alignment.offset, PAGE))
+        block = Buffer(max(alignment.offset, PAGE))
         try:
-            os.preadv(target.fd, [trial.bytes.data], 0)
+            os.preadv(target.fd, [block.bytes.data], 0)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
@@ -137,24 +149,33 @@ def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | Non
         target.close()
 
 
-def _mount_of(path: str) -> tuple[str, str, str]:
-    """Return (type, mount point, device) of the mount that a path is on; question marks without a mount table."""
+class _Mount(NamedTuple):
+    """An entry of the mount table."""
+
+    filesystem: str
+    point: str
+    device: str
+
+
+def _mount_of(path: str) -> _Mount:
+    """Return the mount that a path is on; question marks without a mount table."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return "?", "?", "?"
-    best = ("?", "", "?")
+        return _Mount("?", "?", "?")
+    innermost = _Mount("?", "", "?")
     for line in lines:
-        fields_before, _, right = line.partition(" - ")
-        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields_before.split()[4])
-        covers = path == mount or path.startswith(mount.rstrip("/") + "/")
-        if covers and len(mount) >= len(best[1]):  # of mounts on one point, the last is on top
-            filesystem, device = right.split()[:2]
-            best = (filesystem, mount, device)
-    return best
+        left, _, right = line.partition(" - ")
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), left.split()[4])
+        contains_path = path == point or path.startswith(point.rstrip("/") + "/")
+        if contains_path and len(point) >= len(innermost.point):  # of mounts on one point, the last one is visible
+            filesystem, device, *_ = right.split()
+            innermost = _Mount(filesystem, point, device)
+    return innermost
 
 
 def _kind_of(filesystem: str, device: str) -> str:
+    """Return `Disk.kind`, apart from loop devices."""
     if filesystem in _MEMORY or Path(device).name.startswith(("zram", "ram")):
         return "memory"
     if filesystem in _NETWORK or filesystem in _NETWORK_FUSE:
@@ -164,27 +185,31 @@ def _kind_of(filesystem: str, device: str) -> str:
 
 def _is_loop(path: str | os.PathLike[str]) -> bool:
     """Return True if a file is on a loop device, or on a device built on one."""
-    number = os.stat(path).st_dev  # noqa: PTH116 - follows a path under /proc to the file
-    waiting = [Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")]
-    while waiting:
-        block = waiting.pop().resolve()
-        if re.match(r"loop\d", block.name) or (block / "loop").is_dir() or re.match(r"loop\d", block.parent.name):
+    devices = [_device_folder(path)]
+    while devices:
+        device = devices.pop().resolve()
+        if re.match(r"loop\d", device.name) or (device / "loop").is_dir() or re.match(r"loop\d", device.parent.name):
             return True
-        waiting += (block / "slaves").glob("*")
+        devices += (device / "slaves").glob("*")
     return False
+
+
+def _device_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder under /sys of the block device that a file is on; it need not exist."""
+    number = os.stat(path).st_dev  # noqa: PTH116 - follows a path under /proc to the file
+    return Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
 
 
 def _is_virtual(path: str | os.PathLike[str]) -> bool:
     """Return True if the driver or the model of a file's drive belongs to a virtual machine."""
-    number = Path(path).stat().st_dev
-    block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
-    drives = [block, block.parent]  # of a partition, the second is its drive
-    drivers = {driver.resolve().name for drive in drives for driver in (drive / "device/driver",) if driver.exists()}
+    device = _device_folder(path).resolve()
+    links = [folder / "device/driver" for folder in (device, device.parent)]  # the parent of a partition is its drive
+    drivers = {link.resolve().name for link in links if link.exists()}
     return bool(drivers & _VIRTUAL_DRIVERS) or any(word in _model_of(path).lower() for word in _VIRTUAL_MODELS)
 
 
 def data_share(fd: int) -> float:
-    """Return the fraction of a file that is read from the disk, 0 to 1: neither holes nor compressed away.
+    """Return the fraction of a file that is read from the disk, 0 to 1; holes and compressed parts are not.
 
     Space that was reserved but never written counts as holes if the filesystem reports it.
     """
@@ -202,19 +227,24 @@ def data_share(fd: int) -> float:
 
 def _model_of(path: str | os.PathLike[str]) -> str:
     """Return the drive's model name; empty if the system has none."""
-    number = Path(path).stat().st_dev
-    block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
-    for candidate in (block / "device/model", block / "../device/model"):
+    device = _device_folder(path)
+    for file in (device / "device/model", device / "../device/model"):
         with suppress(OSError):
-            return candidate.read_text(encoding="utf-8", errors="replace").strip()
+            return file.read_text(encoding="utf-8", errors="replace").strip()
     return ""
 
 
 def probed_rate(fd: int, nbytes: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the bytes per second at which the first bytes of a file reach the disk: the fastest of a few tries."""
-    data = fill_random(Buffer(min(nbytes, _PROBE)))
+    """Return a first estimate of the disk's rate in bytes per second: the fastest of a few writes with fsync.
+
+    Args:
+        fd: descriptor of the file, of which the first bytes are overwritten.
+        nbytes: number of bytes that may be overwritten.
+        clock: returns seconds.
+    """
+    data = fill_random(Buffer(min(nbytes, _PROBE_BYTES)))
     durations: list[float] = []
-    while sum(durations) < _PROBE_SECONDS and len(durations) < _PROBES:
+    while sum(durations) < _PROBE_SECONDS and len(durations) < _MAX_PROBES:
         begun = clock()
         os.pwrite(fd, data.bytes.data, 0)
         os.fsync(fd)

@@ -1,17 +1,17 @@
-"""Move a table of requests through an engine, with DeepSpeed's ways of submitting and reaping.
+"""Move a table of requests with an engine, in DeepSpeed's ways of submitting and reaping.
 
-Users' transfers and the sweep's measurements share this one loop. Guarantees, with every engine:
+Transfers of users and measurements of the sweep share this loop. Guarantees, with every engine:
 
-- ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them reaped before the next batch;
+- ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them are reaped before the next batch.
   ``True``: the queue is kept full, and at least one request is reaped at a time.
-- ``single_submit=True``: one request per submission; otherwise as many as fit the queue.
+- ``single_submit=True``: one request per submission; otherwise as many as fit into the queue.
 - A full queue is kept full by the engine's own loop if it has one, in C (`compiled_loop`) or in Python.
-- Finished requests are replaced before Python examines them: the disk does not wait for Python. A request that fails is
-  noticed after at most 64 more, and two queues; by C immediately.
-- The result of every request is checked. A short one is completed, an interrupted one repeated, a failed one is raised
-  as OSError after all others in flight have finished, since they still write into the caller's memory. While a
-  `DriveMonitor` measures, each of the three is an error.
-- An exception of any kind leaves nothing in flight.
+- Finished requests are replaced before Python examines them, so that the disk does not wait for Python. The loop in C
+  notices a failed request immediately, the loop in Python after at most 64 more requests and two queues.
+- The result of every request is checked. A short request is completed, an interrupted one is repeated. A failed one
+  raises OSError, but only when all others in flight have finished, since they still write into the caller's memory.
+  While a `DriveMonitor` measures, all three raise.
+- No exception leaves a request in flight.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from dsexplore._internal.aio.backends.compiled_loop import Steady
 from dsexplore._internal.aio.staging import Slots
 
 _SUBMISSION_TRIES = 50
-"""Number of times a submission is retried, a millisecond apart, if the system has no room and nothing is in flight."""
+"""Number of times that a submission is retried, each after a millisecond, if the system has no room although nothing is
+in flight."""
 _LONGEST_CALL = 0.1
-"""Seconds of one call of the compiled loop. Python takes some 0.4 ms between two calls, during which a queue of one
-request is empty."""
+"""Seconds of one call of the compiled loop. Between two calls Python takes some 0.4 ms, in which a queue of one request
+is empty."""
 
 
 class Policy(NamedTuple):
@@ -48,28 +49,34 @@ class Policy(NamedTuple):
 
 @dataclass(slots=True)
 class DriveMonitor:
-    """Stops drives at a deadline, and records their bytes and each request's latency; threads may share one."""
+    """Stops calls of `drive` at a deadline, and records their latencies and bytes; threads may share one."""
 
     deadline: float
-    """Time on ``clock`` after which nothing is submitted, except one batch by a drive that starts late."""
+    """Time of `clock` after which nothing is submitted, except one batch of a call that starts later."""
     clock: Callable[[], float] = time.perf_counter
+    """Returns seconds."""
     latencies: list[float] = field(default_factory=list)
     """Seconds from the submission of each request until its completion was noticed."""
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    """(file offset, bytes) of each drive."""
+    """(file offset, bytes) that each call has moved."""
 
 
 class _Times:
     """Times of submission and completion of each request of one table.
 
-    One reading of the clock serves both: what is submitted right after a wait starts when the wait ends.
+    The clock is read once per wait: the requests that are submitted right after a wait start when the wait ends.
     """
 
     def __init__(self, watch: DriveMonitor, total: int) -> None:
-        self._watch, self.begun, self.latencies = watch, np.zeros(total), np.empty(total)
+        self._watch = watch
+        self.begun = np.zeros(total)
+        """(requests,) time of submission."""
+        self.latencies = np.empty(total)
+        """(requests,) latencies that the compiled loop records, in order of completion."""
         self._begun: Any = self.begun.data
         self._finished = 0
         self._looks: list[tuple[int, float]] = []
+        """(index of the next request, time) after each wait since the last call of `note`."""
         self.look(0)
 
     def look(self, following: int) -> None:
@@ -78,36 +85,41 @@ class _Times:
         self._looks.append((following, self._now))
 
     def note(self, completions: Completions, following: int) -> list[tuple[int, int]]:
-        """Record the latencies of the requests that completed since the last call, in order, and return them.
+        """Record the latencies of completed requests, and return these in the order of completion.
 
-        Each wait but the last returned as many completions as requests were submitted after it.
+        Each wait but the last has returned as many completions as requests were submitted after it.
+
+        Args:
+            completions: requests that completed since the last call.
+            following: index of the next request to submit.
         """
-        done = list(completions)
-        looks, begun, latencies, rest = self._looks, self._begun, self._watch.latencies, iter(done)
-        for (first, now), (after, _) in pairwise([*looks, (following, 0.0)]):
-            for index in range(first, after):
+        finished = list(completions)
+        remaining = iter(finished)
+        looks, begun, latencies = self._looks, self._begun, self._watch.latencies
+        for (first, now), (end, _) in pairwise([*looks, (following, 0.0)]):
+            for index in range(first, end):
                 begun[index] = now
-        for (first, now), (after, _) in pairwise(looks):
-            latencies.extend(now - begun[index] for index, _ in islice(rest, after - first))
-        latencies.extend(self._now - begun[index] for index, _ in rest)
+        for (first, now), (end, _) in pairwise(looks):
+            latencies.extend(now - begun[index] for index, _ in islice(remaining, end - first))
+        latencies.extend(self._now - begun[index] for index, _ in remaining)
         self._looks = [(following, self._now)]
-        return done
+        return finished
 
     def ran(self, steady: Steady) -> None:
-        """Continue after the compiled loop, which has recorded start times and latencies itself."""
+        """Continue after a call of the compiled loop, which has recorded start times and latencies itself."""
         self._now, self._finished = steady.now, steady.finished
         self._looks = [(steady.first, steady.now)]
-        if not steady.ready:  # its last wait failed, and the engine has waited anew
+        if not steady.ready:  # its last wait failed, and the engine has waited again
             self.look(steady.first)
 
     def close(self, offset: int, nbytes: int) -> None:
-        """Pass the latencies of the compiled loop, and the bytes of the table, to the watch."""
+        """Add the latencies of the compiled loop, and the range of the file that was moved, to the monitor."""
         self._watch.latencies.extend(self.latencies[: self._finished].tolist())
         self._watch.ranges.append((offset, nbytes))
 
     @property
     def deadline(self) -> float:
-        """Watch's deadline, which may change at any time."""
+        """Deadline of the monitor, which may change at any time."""
         return self._watch.deadline
 
     @property
@@ -117,12 +129,12 @@ class _Times:
 
     @property
     def is_over(self) -> bool:
-        """True if the watch's deadline had passed at the last reading of the clock."""
+        """True if the deadline had passed when the clock was last read."""
         return self._now >= self._watch.deadline
 
 
 class _Compiled:
-    """The steady part of one transfer in C, in short calls, since Python handles signals only in between."""
+    """The compiled loop on one table, in short calls, since Python handles signals only between them."""
 
     def __init__(
         self, engine: CompiledEngine, requests: Requests, policy: Policy, slots: Slots | None, times: _Times | None
@@ -153,13 +165,14 @@ class _Compiled:
 def _steady_part(
     engine: Engine, requests: Requests, policy: Policy, slots: Slots | None, times: _Times | None
 ) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return the engine's own loop, which keeps a full queue full; None if it has none.
+    """Return the engine's own loop, which keeps a full queue full; None if it has none for this transfer.
 
-    It takes the range of requests that may be started, as first and end, and returns the index after the last one
-    started and the number of unfinished ones.
+    Its arguments are the indices of the first request that may be started and after the last one. It returns the index
+    after the last request started, and the number of unfinished requests.
     """
     if isinstance(engine, CompiledEngine) and engine.is_compiled:
-        can_lend, can_time = slots is None or slots.passes_on, times is None or times.is_monotonic
+        can_lend = slots is None or slots.passes_on
+        can_time = times is None or times.is_monotonic
         if can_lend and can_time:
             return _Compiled(engine, requests, policy, slots, times)
     if not isinstance(engine, FlowingEngine) or slots is not None or policy.single_submit:
@@ -179,15 +192,18 @@ def drive(
     slots: Slots | None,
     watch: DriveMonitor | None = None,
 ) -> None:
-    """Move all requests; return when every byte has been moved, or at the watch's deadline.
+    """Move all requests; return when every byte has been moved, or at the deadline of `watch`.
 
     Args:
-        plain_fd: opens the same file without O_DIRECT, to complete short direct requests.
-        slots: the memory for requests that have no address of their own.
-        watch: records the latencies of requests.
+        engine: the engine that moves the requests.
+        requests: the table of requests.
+        policy: way to submit and reap requests.
+        plain_fd: returns a descriptor of the same file without O_DIRECT, to complete short direct requests.
+        slots: memory for requests without an address; None if all have one.
+        watch: records latencies and bytes; None to measure nothing.
 
     Raises:
-        OSError: the first request that failed; with a watch, also one that fell short. None is in flight any more.
+        OSError: the first request that failed, or with `watch` fell short. No request is in flight then.
     """
     total, depth, (single, overlap) = len(requests), engine.depth, policy
     if total == 0:
@@ -197,29 +213,30 @@ def drive(
     times = None if watch is None else _Times(watch, total)
     look = None if times is None else times.look
     steady_part = _steady_part(engine, requests, policy, slots, times)
-    odd: list[tuple[int, int]] = []
-    following = pending = 0
+    unsettled: list[tuple[int, int]] = []  # (index, result) of requests that failed or fell short
+    following = pending = 0  # index of the next request to submit, number of requests in flight
     try:
         while True:
-            if following < total and (overlap or not pending) and not odd:
-                accepted = _submit(engine, requests, slots, following, min(depth - pending, total - following), single)
+            if following < total and (overlap or not pending) and not unsettled:
+                count = min(depth - pending, total - following)
+                accepted = _submit(engine, requests, slots, following, count, single)
                 following += accepted
                 pending += accepted
             finished = take() if times is None else times.note(take(), following)
-            returned = _sort_out(finished, lengths, odd, slots)
+            has_free_slots = _sort_out(finished, lengths, unsettled, slots)
             if times is not None and times.is_over:
                 total = following
-            if returned and following < total:
-                continue  # the queue is filled before the next wait, with the memory that has just come back
-            if steady_part is not None and pending == depth and following < total and not odd:
+            if has_free_slots and following < total:
+                continue  # submit requests with the returned memory before the next wait
+            if steady_part is not None and pending == depth and following < total and not unsettled:
                 following, pending = steady_part(following, total)
             elif pending:
                 pending -= wait(1 if overlap else pending)
                 if look is not None:
                     look(following)
-            elif odd:
-                _settle(requests, odd, plain_fd, slots, may_complete=watch is None)
-                odd.clear()
+            elif unsettled:
+                _settle(requests, unsettled, plain_fd, slots, may_complete=watch is None)
+                unsettled.clear()
             elif following == total:
                 break
     finally:
@@ -228,20 +245,20 @@ def drive(
         times.close(int(requests.offsets[0]), sum(lengths[:total]))
 
 
-def _sort_out(finished: Completions, lengths: list[int], odd: list[tuple[int, int]], slots: Slots | None) -> bool:
-    """Add requests that fell short or failed to `odd`, give back the memory of the others; return True if any was."""
-    returned = False
+def _sort_out(finished: Completions, lengths: list[int], unsettled: list[tuple[int, int]], slots: Slots | None) -> bool:
+    """Add requests that failed or fell short to `unsettled`, return the slots of the others; True if there are any."""
+    has_free_slots = False
     for index, result in finished:
         if result != lengths[index]:
-            odd.append((index, result))
+            unsettled.append((index, result))
         elif slots is not None:
             slots.give(index, completed=True)
-            returned = True
-    return returned
+            has_free_slots = True
+    return has_free_slots
 
 
 def drain(engine: Engine) -> None:
-    """Wait for requests in flight, ignoring their results, because an exception is being raised."""
+    """Wait for all requests in flight, and ignore their results."""
     engine.take()
     while engine.in_flight:
         engine.wait(engine.in_flight)
@@ -283,6 +300,7 @@ def _submit_rest(engine: Engine, first: int, count: int, single: bool, slots: Sl
 
 
 def _lend(engine: Engine, requests: Requests, slots: Slots, first: int, count: int) -> int:
+    """Give requests a slot each, as long as there are free ones; return the number of requests with a slot."""
     for index in range(first, first + count):
         address = slots.take(index)
         if address is None:
@@ -296,43 +314,57 @@ _NO_BYTES = (
     errno.EAGAIN,
     errno.EINTR,
     errno.EINVAL,  # a filesystem may open a file with O_DIRECT and then refuse direct requests
-    errno.ECANCELED,  # io_uring gives a request up where signals keep the kernel from starting a thread for it
+    errno.ECANCELED,  # io_uring gives a request up if signals keep the kernel from starting a thread for it
 )
-"""Errors of a request that ordinary calls may still complete."""
+"""Errors of requests that have moved nothing, and that ordinary calls may still complete."""
 
 
 def _settle(
     requests: Requests,
-    odd: list[tuple[int, int]],
+    unsettled: list[tuple[int, int]],
     plain_fd: Callable[[], int],
     slots: Slots | None,
     *,
     may_complete: bool,
 ) -> None:
-    """Complete short requests with ordinary calls, while nothing else is in flight; else raise the first in the file.
+    """Complete short requests with ordinary calls, or raise the error of the first one in the file.
 
-    Errors in `_NO_BYTES` count as short requests.
+    Nothing may be in flight. Requests with an error in `_NO_BYTES` are completed too.
+
+    Args:
+        requests: the table of requests.
+        unsettled: (index, result) of requests that failed or fell short.
+        plain_fd: returns a descriptor of the same file without O_DIRECT.
+        slots: memory of requests without an address.
+        may_complete: False to raise in every case.
     """
-    table = requests
-    for index, result in sorted(odd):
-        if not may_complete and not table.write and 0 <= result < table.lengths[index]:
-            raise _shortened(table.fd, int(table.offsets[index] + result), int(table.lengths[index] - result))
+    for index, result in sorted(unsettled):
+        length, offset = int(requests.lengths[index]), int(requests.offsets[index])
+        if not may_complete and not requests.write and 0 <= result < length:
+            raise _shortened(requests.fd, offset + result, length - result)
         if not may_complete or (result < 0 and -result not in _NO_BYTES):
-            raise _failure(result, int(table.lengths[index]))
-        nbytes = max(result, 0)
+            raise _failure(result, length)
+        moved = max(result, 0)
         move_plainly(
-            table.write,
-            plain_fd(),
-            int(table.addresses[index]) + nbytes,
-            int(table.lengths[index]) - nbytes,
-            int(table.offsets[index]) + nbytes,
+            write=requests.write,
+            fd=plain_fd(),
+            address=int(requests.addresses[index]) + moved,
+            nbytes=length - moved,
+            offset=offset + moved,
         )
         if slots is not None:
             slots.give(index, completed=True)
 
 
 def move_plainly(write: bool, fd: int, address: int, nbytes: int, offset: int) -> None:
-    """Move every byte by ordinary calls, through the page cache.
+    """Move every byte by ordinary calls, through the page cache unless `fd` is direct.
+
+    Args:
+        write: True to write to the file, False to read from it.
+        fd: descriptor of the file.
+        address: address of the memory.
+        nbytes: number of bytes.
+        offset: position in the file, in bytes.
 
     Raises:
         OSError: a call failed; ENODATA if the file ends before the last byte.
@@ -350,7 +382,7 @@ def move_plainly(write: bool, fd: int, address: int, nbytes: int, offset: int) -
 
 
 def _shortened(fd: int, offset: int, nbytes: int) -> OSError:
-    """Return the error for a read that found no bytes where the file had some when the transfer began."""
+    """Return the error of a read that found no bytes although the file had them when the transfer began."""
     state = os.fstat(fd)
     if stat.S_ISREG(state.st_mode) and state.st_size < offset + nbytes:
         end = offset + nbytes
@@ -360,6 +392,7 @@ def _shortened(fd: int, offset: int, nbytes: int) -> OSError:
 
 
 def _failure(result: int, wanted: int) -> OSError:
+    """Return the error of a request that failed, or that moved fewer bytes than wanted."""
     if result < 0:
         return OSError(-result, os.strerror(-result))
     return OSError(errno.EIO, f"{result} of {wanted} bytes moved")

@@ -1,8 +1,8 @@
-"""DeepSpeed's ``aio_handle``: the same methods and return values, with right results or errors in every case.
+"""DeepSpeed's ``aio_handle``: the same methods and return values, with a right result or an error in every case.
 
-Where DeepSpeed prints and returns −1, or aborts the process, an exception is raised. Where it reports success and
-has lost bytes (a tail, an unaligned offset, a full disk, a size its threads do not divide), every byte is moved or
-an ``OSError`` raised.
+Where DeepSpeed prints and returns −1, or aborts the process, an exception is raised. Where DeepSpeed reports success
+although bytes are lost (a tail, an unaligned offset, a full disk, a size that its threads do not divide), every byte is
+moved, or ``OSError`` is raised.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     import torch
 
 File = str | bytes | os.PathLike[str] | int
-"""A path, or the number of an open descriptor."""
+"""A path, or an open descriptor."""
 
 _LAST_POSITION = 2**63 - 1
 
 _handles: weakref.WeakSet[aio_handle] = weakref.WeakSet()
+"""All handles of this process, to reset them after a fork."""
 
 
 class aio_handle:
@@ -44,11 +45,11 @@ class aio_handle:
 
     Args:
         block_size: bytes per request, a multiple of 512.
-        queue_depth: requests in flight per thread.
-        single_submit: one system call per request.
-        overlap_events: keep the queue full, instead of batch after batch.
-        intra_op_parallelism: threads that share one tensor.
-        backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
+        queue_depth: number of requests in flight per thread.
+        single_submit: make one system call per request instead of one per batch.
+        overlap_events: keep the queue full instead of waiting for each batch.
+        intra_op_parallelism: number of threads that share one tensor.
+        backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None for the first that runs here.
 
     Raises:
         UsageError: an argument out of range, or a backend that cannot run here.
@@ -76,26 +77,28 @@ class aio_handle:
     @classmethod
     @names_arguments
     def from_config(cls, config: AioConfig, *, backend: str | None = None) -> Self:
-        """Create a handle with the settings of an ``"aio"`` block; warns of ``use_gds``, which is not used."""
+        """Create a handle with the settings of an ``"aio"`` block; warn if it has ``use_gds``, which has no effect."""
         if config.use_gds:
             from dsexplore._internal.user_warnings import warn  # imports torch
 
             warn(NO_GDS)
         return cls(
-            config.block_size,
-            config.queue_depth,
-            config.single_submit,
-            config.overlap_events,
-            config.thread_count,
+            block_size=config.block_size,
+            queue_depth=config.queue_depth,
+            single_submit=config.single_submit,
+            overlap_events=config.overlap_events,
+            intra_op_parallelism=config.thread_count,
             backend=backend,
         )
 
     def _reset(self) -> None:
+        """Forget threads and pending operations, which a forked child does not have."""
         self._guard = threading.RLock()
         self._pending: list[TransferJob] = []
         self._pool: Pool | None = None
 
     def _threads(self) -> Pool:
+        """Return the threads; they are started on first use."""
         if self._closed:
             raise UsageError("this aio_handle is closed: make a new one")
         if self._pool is None:
@@ -129,26 +132,26 @@ class aio_handle:
         return self._config.thread_count
 
     def get_alignment(self) -> int:
-        """Return the multiple that DeepSpeed requires of sizes, 512 bytes per thread; other sizes work here too."""
+        """Return the bytes of which sizes are multiples in DeepSpeed, 512 per thread; here, any size works."""
         return self._config.thread_count * SECTOR
 
     @names_arguments
     def read(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
-        """Fill `buffer` from the file in one thread; return 0 when done.
+        """Fill `buffer` from the file with one thread; return 0 when done.
 
         Raises:
             OSError: the file cannot be read, or ends too early (ENODATA).
         """
-        return self._alone(buffer, filename, validate, file_offset, write=False)
+        return self._alone(buffer, filename, file_offset, write=False, validate=validate)
 
     @names_arguments
     def write(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
-        """Write `buffer` to the file in one thread; return 0 when done.
+        """Write `buffer` to the file with one thread; return 0 when done.
 
         Raises:
             OSError: the file cannot be written; ENOSPC when the disk is full.
         """
-        return self._alone(buffer, filename, validate, file_offset, write=True)
+        return self._alone(buffer, filename, file_offset, write=True, validate=validate)
 
     def pread(
         self, buffer: object, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
@@ -160,30 +163,30 @@ class aio_handle:
         Returns:
             0 if asynchronous, else the number of completed operations, including those pending before.
         """
-        later, offset = _async_and_offset("pread", args, named, file_offset)
-        return self._parallel(buffer, filename, validate, later, offset, write=False)
+        is_async, offset = _async_and_offset("pread", args, named, file_offset)
+        return self._parallel(buffer, filename, offset, write=False, is_async=is_async, validate=validate)
 
     def pwrite(
         self, buffer: object, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
     ) -> int:
-        """Write `buffer` with all threads: ``pwrite(buffer, filename, validate, async, file_offset=0)``; as `pread`."""
-        later, offset = _async_and_offset("pwrite", args, named, file_offset)
-        return self._parallel(buffer, filename, validate, later, offset, write=True)
+        """Write `buffer` with all threads; parameters and return value are those of `pread`."""
+        is_async, offset = _async_and_offset("pwrite", args, named, file_offset)
+        return self._parallel(buffer, filename, offset, write=True, is_async=is_async, validate=validate)
 
     @names_arguments
     def sync_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Fill `buffer`; return the number of completed operations, including those pending before."""
-        return self._parallel(buffer, filename, False, False, file_offset, write=False)
+        return self._parallel(buffer, filename, file_offset, write=False)
 
     @names_arguments
     def sync_pwrite(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Write `buffer`; return the number of completed operations, including those pending before."""
-        return self._parallel(buffer, filename, False, False, file_offset, write=True)
+        return self._parallel(buffer, filename, file_offset, write=True)
 
     @names_arguments
     def async_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Start to fill `buffer`, which the handle keeps alive, and return 0. Call `wait` before using the buffer."""
-        return self._parallel(buffer, filename, False, True, file_offset, write=False)
+        return self._parallel(buffer, filename, file_offset, write=False, is_async=True)
 
     @names_arguments
     def async_pwrite(
@@ -193,20 +196,20 @@ class aio_handle:
 
         ``fd`` is DeepSpeed's other name for a ``filename`` that is a descriptor.
         """
-        given = [file for file in (filename, fd) if file is not None]
-        if len(given) != 1:
+        files = [file for file in (filename, fd) if file is not None]
+        if len(files) != 1:
             raise TypeError("async_pwrite() takes either filename or fd: one of the two")
-        return self._parallel(buffer, given[0], False, True, file_offset, write=True)
+        return self._parallel(buffer, files[0], file_offset, write=True, is_async=True)
 
     def wait(self) -> int:
         """Wait for all pending operations; return how many completed.
 
-        If interrupted by Ctrl-C, it leaves them pending, with a note that names them, and may be called again.
+        After Ctrl-C, the operations stay pending, a note names them, and this may be called again.
 
         Raises:
-            OSError: an operation failed, with its errno, path and direction; the others have finished too, and
-                further failures are attached as notes.
-            UsageError: nothing is pending.
+            OSError: an operation failed; the error has its errno, path and direction, and notes on other failed
+                operations. No operation is in flight then.
+            UsageError: no operation is pending.
         """
         with self._guard:
             if not self._pending:
@@ -242,9 +245,10 @@ class aio_handle:
     def close(self) -> None:
         """Wait for pending operations, end the threads and release the queues. May be called repeatedly."""
         with self._guard:
-            pool, self._pool, self._closed = self._pool, None, True
-            if pool is not None:
-                pool.close()
+            self._closed = True
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
             self._pending.clear()
 
     def __enter__(self) -> Self:
@@ -258,20 +262,23 @@ class aio_handle:
     def __repr__(self) -> str:
         return f"aio_handle({self._config}, {self._backend})"
 
-    def _parallel(self, buffer: object, file: File, validate: bool, later: bool, offset: int, *, write: bool) -> int:
+    def _parallel(
+        self, buffer: object, file: File, offset: int, *, write: bool, is_async: bool = False, validate: bool = False
+    ) -> int:
+        """Start an operation with all threads; unless `is_async`, wait for it and those pending before."""
         with self._guard:
-            self._pending.append(
-                self._begin(buffer, file, validate, offset, write, threads=range(self._config.thread_count))
-            )
-            return 0 if later else self._wait()
+            threads = self._config.thread_count
+            self._pending.append(self._begin(buffer, file, offset, write=write, validate=validate, threads=threads))
+            return 0 if is_async else self._wait()
 
-    def _alone(self, buffer: object, file: File, validate: bool, offset: int, *, write: bool) -> int:
-        job = self._begin(buffer, file, validate, offset, write, threads=range(1))
+    def _alone(self, buffer: object, file: File, offset: int, *, write: bool, validate: bool) -> int:
+        """Run an operation with one thread, and wait for it alone."""
+        job = self._begin(buffer, file, offset, write=write, validate=validate, threads=1)
         try:
             _wait_for([job])
         except KeyboardInterrupt as interrupt:
             with self._guard:
-                self._pending.append(job)  # which keeps its buffer, and lets `wait` wait for it
+                self._pending.append(job)  # keeps its buffer alive, and lets `wait` wait for it
             interrupt.add_note(_pending_note([job]))
             raise
         if job.error is not None:
@@ -279,8 +286,9 @@ class aio_handle:
         return 0
 
     def _begin(
-        self, buffer: object, file: File, validate: bool, offset: int, write: bool, threads: range
+        self, buffer: object, file: File, offset: int, *, write: bool, validate: bool, threads: int
     ) -> TransferJob:
+        """Check the arguments, open the file and start a job on some threads; the job closes the file."""
         begin = as_integer(offset)
         if begin is None or begin < 0:
             raise UsageError(f"file_offset {offset!r} is not a position in a file: give a whole number, at least 0")
@@ -296,15 +304,16 @@ class aio_handle:
             if not write:
                 _check_length(target, memory, begin)
             access = io_accesses.begins("write" if write else "read", target.path, memory.nbytes)
-            job = TransferJob(memory, target, begin, self._config, len(threads), validate=bool(validate), access=access)
+            job = TransferJob(memory, target, begin, self._config, threads, validate=bool(validate), access=access)
         except BaseException:
             target.close()
             raise
-        for number in threads:
-            pool.start(job, number, number)
+        for number in range(threads):
+            pool.start(job, share=number, thread=number)
         return job
 
     def _wait(self) -> int:
+        """Wait for all pending operations; see `wait`."""
         try:
             _wait_for(self._pending)
         except KeyboardInterrupt as interrupt:
@@ -321,7 +330,7 @@ class aio_handle:
 
 
 def _wait_for(jobs: Sequence[TransferJob]) -> None:
-    """Wait until operations have finished, and report the wait."""
+    """Wait until operations have finished, and report the wait to open traces."""
     access = io_accesses.begins("wait", jobs[0].target.path if len(jobs) == 1 else "")
     try:
         for job in jobs:
@@ -334,15 +343,18 @@ def _wait_for(jobs: Sequence[TransferJob]) -> None:
 def _pending_note(jobs: list[TransferJob]) -> str:
     """Return the note of an interrupt that leaves operations in flight."""
     running = [job for job in jobs if not job.finished.wait(0)]
+    if not running:
+        return "All is done."
     listed = ", ".join(
         f"{'write' if job.target.write else 'read'} of {job.memory.nbytes:,} bytes, {job.target.path}"
         for job in running[:3]
     )
     more = f" and {len(running) - 3} more" if len(running) > 3 else ""
-    return f"Still in flight: {listed}{more}. Call wait() before you use their buffers." if running else "All is done."
+    return f"Still in flight: {listed}{more}. Call wait() before you use their buffers."
 
 
 def _opened(file: File, write: bool) -> TransferFile:
+    """Open a file in one direction; the text of an error has the direction."""
     operation = "write" if write else "read"
     try:
         return TransferFile(os.fsdecode(file) if isinstance(file, bytes) else file, write=write)
@@ -351,6 +363,7 @@ def _opened(file: File, write: bool) -> TransferFile:
 
 
 def _check_length(target: TransferFile, memory: TransferBuffer, offset: int) -> None:
+    """Raise OSError if a file is a directory, or ends before the last byte to read."""
     state = os.fstat(target.fd)
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, f"open for read: {os.strerror(errno.EISDIR)}", target.path)
@@ -360,22 +373,24 @@ def _check_length(target: TransferFile, memory: TransferBuffer, offset: int) -> 
 
 
 def _async_and_offset(name: str, args: tuple[Any, ...], named: dict[str, Any], offset: int) -> tuple[bool, int]:
-    given = [*args]
-    later = given.pop(0) if given else None
+    """Return the arguments ``async`` and ``file_offset`` of `pread` or `pwrite`, which can be passed by position."""
+    further = list(args)
+    is_async = further.pop(0) if further else None
     for key in ("async", "asynchronous"):
         if key in named:
-            if later is not None:
+            if is_async is not None:
                 raise TypeError(f"{name}() got the argument 'async' twice")
-            later = named.pop(key)
-    if given:
-        offset = given.pop(0)
-    if given or named:
-        raise TypeError(f"{name}() takes buffer, filename, validate, async, file_offset; got also {given or [*named]}")
-    return bool(later), offset
+            is_async = named.pop(key)
+    if further:
+        offset = further.pop(0)
+    if further or named:
+        unexpected = further or [*named]
+        raise TypeError(f"{name}() takes buffer, filename, validate, async, file_offset; got also {unexpected}")
+    return bool(is_async), offset
 
 
 def _forget_after_fork() -> None:
-    """Reset each handle in a forked child: threads and queues stayed with the parent, and are started on next use."""
+    """Reset each handle in a forked child, which has no threads and queues; they are started on the next use."""
     for handle in _handles:
         handle._reset()
 

@@ -20,8 +20,9 @@ from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore._internal.io_accesses import Access
 
 _SPAN = 8192
-"""Maximal requests per table. Preparing one takes some 0.4 ms and 512 KiB, during which the disk idles."""
+"""Largest number of requests per table. To prepare a table takes some 0.4 ms, while the disk idles, and 512 KiB."""
 _COMPARED = 16 << 20
+"""Bytes that are compared at a time."""
 
 
 class Latch:
@@ -46,20 +47,24 @@ class Latch:
 
 
 class TransferJob:
-    """One transfer between a memory and a file, split over ``shares`` threads.
+    """One transfer between memory and a file, divided among threads.
 
-    The direct part starts and ends on whole pages of the file; what is left before and after it, less than a page each,
-    goes through the page cache, so that the file's length is never rounded.
+    The direct part begins and ends on whole pages of the file. Its head and tail, less than a page each, go through the
+    page cache, so that the file's length is never rounded.
 
-    Example: 10,000 bytes at offset 100 on 2 threads: head 100–4095 plainly, body 4096–8191 directly by thread 0, tail
-    8192–10,099 plainly.
+    Example: 10,000 bytes at offset 100 on 2 threads: the head, 100 to 4095, through the page cache; 4096 to 8191
+    directly by thread 0; the tail, 8192 to 10,099, through the page cache.
 
     Args:
+        memory: the memory to fill or to write.
+        target: the file, which the job closes at its end.
+        offset: position in the file, in bytes.
+        config: block size, and way to submit requests.
         shares: number of threads; each calls `run` once.
         validate: read the bytes again at the end, and compare them.
-        watch: stops the transfer at a deadline, and records what was moved until then.
-        rings: memory that each thread's requests use in turn, instead of their places in ``memory``.
-        access: notified when the transfer has ended.
+        watch: stops the transfer at a deadline, and records what was moved; None to measure nothing.
+        rings: memory that the requests of each thread use in turn instead of `memory`; None to use `memory`.
+        access: notified when the transfer has ended; None if no trace records it.
     """
 
     def __init__(
@@ -75,13 +80,19 @@ class TransferJob:
         rings: Sequence[SlotPool] | None = None,
         access: Access | None = None,
     ) -> None:
-        self._access = access
-        self.memory, self.target, self.offset, self._config, self._validate = memory, target, offset, config, validate
-        self._watch, self._rings = watch, rings
+        self.memory = memory
+        self.target = target
+        self.offset = offset
         self.error: BaseException | None = None
+        """First error, when the job has finished; None if it succeeded."""
         self.finished = Latch()
+        self._config = config
+        self._validate = validate
+        self._watch = watch
+        self._rings = rings
+        self._access = access
         self._shares = shares
-        self._left = shares
+        self._running = shares
         self._guard = threading.Lock()
         step, end = target.boundary, offset + memory.nbytes
         self._low = min(-(-offset // step) * step, end)
@@ -95,18 +106,19 @@ class TransferJob:
         return range(low, min(low + length, self._high))
 
     def run(self, share: int, engine: Engine, stage: Stage) -> None:
-        """Move one thread's share; the thread that ends last validates, closes the file and signals the end."""
+        """Move one thread's share; the last thread also validates, closes the file and signals the end."""
         try:
             self._move(share, engine, stage)
-        except BaseException as error:  # it is the caller's, and is raised where the caller waits
+        except BaseException as error:  # raised in the thread that waits for the job
             self._fail(error)
         with self._guard:
-            self._left -= 1
-            last = self._left == 0
-        if last:
+            self._running -= 1
+            is_last = self._running == 0
+        if is_last:
             self._finish()
 
     def _move(self, share: int, engine: Engine, stage: Stage) -> None:
+        """Move one thread's share; the first thread moves the head too, the last one the tail."""
         part, span = self.part(share), _SPAN * self._config.block_size
         slots = stage if self._rings is None else self._rings[share]
         if share == 0:
@@ -117,23 +129,33 @@ class TransferJob:
             self._move_plainly(self._high, self.offset + self.memory.nbytes)
 
     def _drive(self, begin: int, end: int, engine: Engine, slots: SlotPool) -> None:
+        """Move the bytes from `begin` to `end` of the file directly."""
         target, memory, config = self.target, self.memory, self._config
         address = memory.address + begin - self.offset if memory.address else 0
         borrows = self._rings is not None or not address or address % target.alignment.memory != 0
-        requests = split(target.write, target.fd, 0 if borrows else address, end - begin, begin, config.block_size)
+        requests = split(
+            target.fd,
+            write=target.write,
+            address=0 if borrows else address,
+            nbytes=end - begin,
+            offset=begin,
+            block_size=config.block_size,
+        )
         borrowed = slots.prepare(memory, self.offset, requests) if borrows else None
         policy = Policy(config.single_submit, config.overlap_events)
         drive(engine, requests, policy, target.plain_fd, borrowed, self._watch)
 
     def _move_plainly(self, begin: int, end: int) -> None:
+        """Move the bytes from `begin` to `end` of the file through the page cache."""
         if begin == end:
             return
-        target, memory, at, nbytes = self.target, self.memory, begin - self.offset, end - begin
+        target, memory = self.target, self.memory
+        at, nbytes = begin - self.offset, end - begin
         if memory.address:
             move_plainly(target.write, target.plain_fd(), memory.address + at, nbytes, begin)
             return
-        between = (ctypes.c_char * nbytes)()
-        address = ctypes.addressof(between)
+        staging = (ctypes.c_char * nbytes)()
+        address = ctypes.addressof(staging)
         if target.write:
             memory.copy_out(at, address, nbytes)
         move_plainly(target.write, target.plain_fd(), address, nbytes, begin)
@@ -141,6 +163,7 @@ class TransferJob:
             memory.copy_in(at, address, nbytes)
 
     def _finish(self) -> None:
+        """Validate, close the file, and wake the thread that waits for the job."""
         try:
             if self._validate and self.error is None:
                 self._compare()
@@ -159,24 +182,26 @@ class TransferJob:
         """Read the range again by ordinary calls and compare it with the memory."""
         fd = self.target.open_for_reading()
         try:
-            mine = (ctypes.c_char * min(_COMPARED, max(self.memory.nbytes, 1)))()
-            theirs = (ctypes.c_char * len(mine))()
+            in_memory = (ctypes.c_char * min(_COMPARED, max(self.memory.nbytes, 1)))()
+            in_file = (ctypes.c_char * len(in_memory))()
             for at in range(0, self.memory.nbytes, _COMPARED):
                 nbytes = min(_COMPARED, self.memory.nbytes - at)
-                self.memory.copy_out(at, ctypes.addressof(mine), nbytes)
-                move_plainly(False, fd, ctypes.addressof(theirs), nbytes, self.offset + at)
-                if memoryview(mine)[:nbytes] != memoryview(theirs)[:nbytes]:
+                self.memory.copy_out(at, ctypes.addressof(in_memory), nbytes)
+                address = ctypes.addressof(in_file)
+                move_plainly(write=False, fd=fd, address=address, nbytes=nbytes, offset=self.offset + at)
+                if memoryview(in_memory)[:nbytes] != memoryview(in_file)[:nbytes]:
                     raise OSError(errno.EIO, f"bytes {at} to {at + nbytes} differ from the file when read again")
         finally:
             os.close(fd)
 
     def _fail(self, error: BaseException) -> None:
+        """Keep the first error."""
         with self._guard:
             if self.error is None:
                 self.error = self._described(error)
 
     def _described(self, error: BaseException) -> BaseException:
-        """Return a system error with the transfer and the path in its text; any other error unchanged."""
+        """Return an OSError with the transfer and the path in its text; any other error is returned unchanged."""
         if not isinstance(error, OSError) or error.errno is None:
             return error
         operation = "write" if self.target.write else "read"
@@ -187,6 +212,7 @@ class TransferJob:
 
 
 _Inbox = SimpleQueue[tuple[TransferJob, int] | None]
+"""(job, share) for a thread to run; None ends the thread."""
 
 
 class Pool:
@@ -200,7 +226,7 @@ class Pool:
         self._owner = os.getpid()
         self._inboxes: list[_Inbox] = []
         self._threads: list[threading.Thread] = []
-        compiled_loop.why_not()  # compiled here, once, before every thread asks for it
+        compiled_loop.why_not()  # compiles flow.c once, before all threads need it
         answers: SimpleQueue[BaseException | None] = SimpleQueue()
         try:
             for number in range(config.thread_count):
@@ -210,7 +236,7 @@ class Pool:
             failures = [answer for _ in self._threads if (answer := answers.get()) is not None]
             if failures:
                 raise failures[0]
-        except BaseException:  # Ctrl-C, too: a thread that nobody knows would wait for ever
+        except BaseException:  # also after Ctrl-C, no thread must be left waiting
             self.close()
             raise
 
@@ -226,11 +252,12 @@ class Pool:
         for inbox in self._inboxes:
             inbox.put(None)
         for thread in threads:
-            if thread is not threading.current_thread():  # the collector may run this in a thread of the pool
+            if thread is not threading.current_thread():  # the garbage collector may run this in any thread
                 thread.join()
 
 
 def _work(backend: str, config: AioConfig, inbox: _Inbox, answers: SimpleQueue[BaseException | None]) -> None:
+    """Open an engine, put None or the error into `answers`, then run the shares of jobs from the inbox."""
     try:
         engine = open_engine(backend, config.queue_depth)
     except BaseException as error:
@@ -242,6 +269,6 @@ def _work(backend: str, config: AioConfig, inbox: _Inbox, answers: SimpleQueue[B
         while (task := inbox.get()) is not None:
             job, share = task
             job.run(share, engine, stage)
-            del job, task  # so that a finished transfer's memory is not kept until the next one
+            del job, task  # do not keep the memory of a finished transfer until the next one
     finally:
         engine.close()

@@ -1,4 +1,4 @@
-"""The caller's memory, and the staging memory used if the disk cannot reach it directly."""
+"""The caller's memory, and the staging memory that requests use if the disk cannot reach the caller's directly."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LARGEST_STAGE = 64 << 20
 
 
 _POINTERS = re.compile(r"[OPz&]|Z(?![fdg])")
-"""Code of an address in the format of a buffer, where ``Zd`` is a complex number."""
+"""Codes of addresses in the format of a buffer; ``Zd`` is a complex number."""
 
 
 class TransferBuffer(Protocol):
-    """One contiguous run of bytes, kept alive for as long as a transfer needs it."""
+    """Contiguous memory, which is kept alive as long as a transfer needs it."""
 
     nbytes: int
     address: int
-    """Its address if the CPU can reach it; 0 for the memory of another device."""
+    """Address if the CPU can reach the memory; 0 for memory of another device."""
 
     def copy_in(self, at: int, source: int, nbytes: int) -> None:
         """Fill bytes ``at … at + nbytes − 1`` from the address `source`."""
@@ -37,28 +37,28 @@ class TransferBuffer(Protocol):
 
 
 class Slots(Protocol):
-    """Memory that requests borrow while in flight, if they cannot use the caller's own."""
+    """Memory that requests borrow while they are in flight, if they cannot use the caller's."""
 
     passes_on: ClassVar[bool] = False
     """True if a request may reuse the memory of a finished one at once, without `give` and `take`."""
 
     def take(self, index: int) -> int | None:
-        """Return the address for a request, filled if it is a write; None if all memory is lent."""
+        """Return an address for a request, with its bytes if it is a write; None if all memory is lent."""
 
     def give(self, index: int, completed: bool) -> None:
-        """Return the memory of a finished request; if `completed` and it is a read, copy it to its destination."""
+        """Take back the memory of a request; if it is a read and `completed`, copy it to the caller's memory."""
 
 
 class SlotPool(Protocol):
     """Memory that serves the requests of one table after another."""
 
     def prepare(self, memory: TransferBuffer, origin: int, requests: Requests) -> Slots:
-        """Return slots for these requests between a memory and a file.
+        """Return slots for the requests of a transfer.
 
         Args:
-            memory: the memory to fill or to write.
-            origin: file offset of the memory's first byte.
-            requests: the requests to serve.
+            memory: the caller's memory.
+            origin: position in the file of the memory's first byte.
+            requests: requests of the transfer.
         """
 
 
@@ -86,7 +86,7 @@ class DeviceMemory:
         self.nbytes: int = tensor.nbytes
         self._bytes = tensor.detach().reshape(-1).view(torch.uint8)
         if tensor.device.type != "cpu":
-            torch.accelerator.synchronize(tensor.device)  # what the caller queued on the tensor comes first
+            torch.accelerator.synchronize(tensor.device)  # the caller may have queued kernels on the tensor
 
     def copy_in(self, at: int, source: int, nbytes: int) -> None:
         self._bytes[at : at + nbytes].copy_(_tensor_at(source, nbytes))
@@ -96,18 +96,23 @@ class DeviceMemory:
 
 
 def _tensor_at(address: int, nbytes: int) -> Any:
+    """Return a tensor of bytes on memory that the CPU reaches."""
     import torch
 
     return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
 
 
 def memory_of(buffer: Any, *, writable: bool) -> TransferBuffer:
-    """Return the bytes of a tensor, a `Buffer`, or anything with Python's buffer protocol (numpy array, bytearray).
+    """Return the memory of a tensor, a `Buffer`, or an object with Python's buffer protocol (numpy array, bytearray).
+
+    Args:
+        buffer: the object.
+        writable: True if the memory is to be filled.
 
     Raises:
-        UsageError: a tensor that is not contiguous, has no memory of its own length (see `storage_of`), or has a lazy
-            conjugate or negative bit; a read-only object that is to be filled; an array of Python objects.
-        TypeError: it exposes no memory.
+        UsageError: a tensor that is not contiguous, has no memory (see `storage_of`), or is a lazy conjugate or
+            negative; a read-only object that is to be filled; an array of Python objects.
+        TypeError: the object exposes no memory.
     """
     if isinstance(buffer, Buffer):
         return HostMemory(buffer.address, buffer.nbytes, buffer.bytes)
@@ -115,11 +120,11 @@ def memory_of(buffer: Any, *, writable: bool) -> TransferBuffer:
         return _memory_of_tensor(buffer)
     try:
         view = memoryview(buffer)
-    except (TypeError, ValueError):  # numpy raises the second for dtypes that no buffer may have, such as dates
+    except (TypeError, ValueError):  # numpy raises ValueError for dtypes that a buffer cannot have, such as dates
         raise TypeError(
             f"{type(buffer).__name__} has no memory to read or write: pass a tensor, a numpy array or a bytearray"
         ) from None
-    if _POINTERS.search(re.sub(":[^:]*:", "", view.format)):  # names of fields stand between colons
+    if _POINTERS.search(re.sub(":[^:]*:", "", view.format)):  # names of fields are between colons
         raise UsageError(
             f"a buffer of format {view.format!r} holds addresses of objects, which mean nothing in a file: pass an "
             "array of numbers"
@@ -147,9 +152,9 @@ def _memory_of_tensor(tensor: Any) -> TransferBuffer:
 class Stage:
     """Slots that requests borrow if the caller's memory is misaligned or on another device.
 
-    A write's slot is filled when it is taken; a read's is copied out after its request has finished, with the next one
-    in flight already: there are slots for two full queues, if memory allows. One stage belongs to one thread,
-    which keeps its memory from transfer to transfer.
+    The slot of a write is filled when it is taken. That of a read is copied out when its request has finished, while
+    the next one is in flight; so there are slots for two full queues, if memory allows. A stage belongs to one thread,
+    and keeps its memory for the next transfer.
     """
 
     passes_on: ClassVar[bool] = False
@@ -157,33 +162,35 @@ class Stage:
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._slots: Any = None
-        self._held = self._address = 0
-        self._pinned = False
+        """Keeps the memory of the slots alive."""
+        self._nbytes = self._address = 0
+        self._is_pinned = False
 
     def _allocate(self, nbytes: int, pinned: bool) -> None:
-        """Allocate memory for slots; for the memory of another device, page-locked and known to its driver."""
+        """Allocate memory for slots; pinned memory is for copies to and from another device."""
         if pinned:
             import torch
 
-            locked = torch.accelerator.is_available()
-            self._slots = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=locked)
+            can_pin = torch.accelerator.is_available()
+            self._slots = torch.empty(nbytes + PAGE, dtype=torch.uint8, pin_memory=can_pin)
             self._address = -(-self._slots.data_ptr() // PAGE) * PAGE
         else:
             self._slots = Buffer(nbytes)
             self._address = self._slots.address
-        self._held, self._pinned = nbytes, pinned
+        self._nbytes, self._is_pinned = nbytes, pinned
 
     def prepare(self, memory: TransferBuffer, origin: int, requests: Requests) -> Stage:
-        slot = -(-int(requests.lengths[0]) // PAGE) * PAGE
-        count = min(2 * self._depth, max(_LARGEST_STAGE // slot, 1), len(requests))
-        pinned = not memory.address
-        if self._held < count * slot or pinned > self._pinned:
-            self._allocate(count * slot, pinned or self._pinned)
-        self._free = [self._address + i * slot for i in range(count)]
+        slot_bytes = -(-int(requests.lengths[0]) // PAGE) * PAGE
+        count = min(2 * self._depth, max(_LARGEST_STAGE // slot_bytes, 1), len(requests))
+        needs_pinned = not memory.address
+        if self._nbytes < count * slot_bytes or (needs_pinned and not self._is_pinned):
+            self._allocate(count * slot_bytes, pinned=needs_pinned or self._is_pinned)
+        self._free = [self._address + i * slot_bytes for i in range(count)]
         self._memory, self._write = memory, requests.write
         self._at = (requests.offsets - origin).tolist()
         self._lengths = requests.lengths.tolist()
         self._lent: dict[int, int] = {}
+        """{index of a request: address of its slot}."""
         return self
 
     def take(self, index: int) -> int | None:

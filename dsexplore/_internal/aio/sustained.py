@@ -1,23 +1,114 @@
-"""``dsexplore.aio.sustained_writes``: the rate of a disk when it is written for long, past its caches."""
+"""``dsexplore.aio.sustained_writes``: the rate of a disk over a long write, and where its cache was full."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT
 from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.buffers import Buffer, fill_random
-from dsexplore._internal.aio.disk import disk_of
+from dsexplore._internal.aio.disk import Disk, disk_of
 from dsexplore._internal.aio.handle import aio_handle
-from dsexplore._internal.aio.sustained_result import SustainedWrites
 from dsexplore._internal.aio.sweeps.scratch import Scratch
+from dsexplore._internal.aio.sweeps.statistics import median
 from dsexplore._internal.aio.transfer_file import make_durable
+from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.progress import track
 from dsexplore._internal.signatures import names_arguments
-from dsexplore._internal.units import format_bytes, parse_size
+from dsexplore._internal.units import format_bytes, format_rate, format_seconds, parse_size
+
+if TYPE_CHECKING:
+    import polars
+
+_SLOWER = 0.8
+"""Ratio of the rate after a point to the rate before, below which the disk got slower there."""
+_FEWEST = 3
+"""Number of pieces on either side of such a point."""
+
+
+@dataclass(frozen=True)
+class SustainedWrites(Result):
+    """Pieces written one after another; made by ``dsexplore.aio.sustained_writes(...)``."""
+
+    disk: Disk
+    pieces: tuple[tuple[int, float], ...]
+    """Bytes and seconds of each."""
+    fsync_seconds: float
+    """Of the fsync after the last piece."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes written in all."""
+        return sum(nbytes for nbytes, _ in self.pieces)
+
+    @property
+    def rates(self) -> list[float]:
+        """Bytes per second of each piece."""
+        return [nbytes / seconds for nbytes, seconds in self.pieces]
+
+    @property
+    def durable_rate(self) -> float:
+        """Bytes per second of all, with the fsync at the end."""
+        return self.nbytes / (sum(seconds for _, seconds in self.pieces) + self.fsync_seconds)
+
+    @property
+    def full_at(self) -> int | None:
+        """Bytes after which the disk got slower for good; None if it did not."""
+        count = self._fast_pieces
+        return None if count is None else sum(nbytes for nbytes, _ in self.pieces[:count])
+
+    @property
+    def _fast_pieces(self) -> int | None:
+        """Number of pieces before the disk got slower for good; None if it did not.
+
+        It is where two constant rates, one before and one after, come nearest to what was measured.
+        """
+        rates = self.rates
+        at = min(range(1, len(rates)), key=lambda at: _unevenness(rates[:at]) + _unevenness(rates[at:]), default=0)
+        if min(at, len(rates) - at) < _FEWEST or median(rates[at:]) >= _SLOWER * median(rates[:at]):
+            return None
+        return at
+
+    def verdict(self) -> str:
+        """Return the rate that lasts, and until where the disk was faster."""
+        count, full_at = self._fast_pieces, self.full_at
+        if count is None or full_at is None:
+            return f"The disk writes {format_rate(median(self.rates))} throughout {format_bytes(self.nbytes)}."
+        before, after = format_rate(median(self.rates[:count])), format_rate(median(self.rates[count:]))
+        return f"The disk writes {before} for the first {format_bytes(full_at)}, then {after}: a cache was full."
+
+    def lines(self) -> list[str]:
+        """Return the verdict, the rate with fsync, and what is not known, as sentences."""
+        return [self.verdict(), *self._remarks()]
+
+    def _remarks(self) -> Iterator[str]:
+        rate = format_rate(self.durable_rate)
+        yield f"With the fsync at the end, {format_seconds(self.fsync_seconds)}, that is {rate} in all."
+        if not self.disk.direct:
+            why = self.disk.why_buffered
+            yield f"The page cache was written first ({why}): only the rate with fsync is the disk's."
+        if self.full_at is None:
+            yield "A cache larger than what was written is not seen: write more to be sure."
+
+    def to_frame(self) -> polars.DataFrame:
+        """Return a row per piece. Columns: ``end``, bytes written so far; ``rate``, bytes per second of the piece."""
+        import polars as pl
+
+        reached = list(accumulate(nbytes for nbytes, _ in self.pieces))
+        return pl.DataFrame({"end": reached, "rate": self.rates}, schema={"end": pl.Int64(), "rate": pl.Float64()})
+
+
+def _unevenness(rates: list[float]) -> float:
+    """Return the sum of the distances from the median."""
+    middle = median(rates)
+    return sum(abs(rate - middle) for rate in rates)
+
 
 _MIN_BYTES = 64 << 20
 """Smallest size that is written: less says nothing of a cache."""

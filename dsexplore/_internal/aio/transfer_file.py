@@ -1,4 +1,4 @@
-"""A file for transfers: one descriptor for direct requests, and one through the page cache for the rest."""
+"""A file for transfers: one descriptor for direct requests, and one that goes through the page cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_NAME = ctypes.create_string_buffer(1)
 
 
 def make_durable(fd: int) -> None:
-    """Wait until written data is on the disk: the data, and the length if the system has a call for these alone."""
+    """Wait until written data is on the disk, and the metadata that is needed to read it."""
     getattr(os, "fdatasync", os.fsync)(fd)
 
 
@@ -34,7 +34,7 @@ class Alignment(NamedTuple):
 def direct_alignment(fd: int) -> Alignment | None:
     """Return the alignment that the filesystem requires of direct requests (statx); None if it accepts none.
 
-    A kernel before 6.1 does not say: then whole sectors are assumed, and a rejected request is completed without
+    Kernels before 6.1 do not report it. Then whole sectors are assumed, and rejected requests are completed without
     O_DIRECT.
     """
     assumed = Alignment(SECTOR, SECTOR)
@@ -54,20 +54,20 @@ class TransferFile:
     """An open file in one direction.
 
     Args:
-        file: a path, or the number of a descriptor that the caller opened and keeps.
-        write: the direction; a path that does not exist is then created with mode 0600, as DeepSpeed does.
-        direct: try O_DIRECT. On a filesystem that rejects it, the page cache is used.
+        file: a path, or a descriptor that the caller has opened and closes.
+        write: True to write; a path that does not exist is created with mode 0600, as DeepSpeed does. False to read.
+        direct: try O_DIRECT; a filesystem that rejects it is used through the page cache.
 
     Raises:
-        OSError: it cannot be opened; names the path.
-        UsageError: a descriptor that would append what is written.
+        OSError: the file cannot be opened; the error names the path.
+        UsageError: writes to the descriptor would be appended.
     """
 
     def __init__(self, file: str | os.PathLike[str] | int, *, write: bool, direct: bool = True) -> None:
         self.write = write
         self._guard = threading.Lock()
         self._plain: int | None = None
-        self._owned = not isinstance(file, int)
+        self._is_owned = not isinstance(file, int)
         self.why_buffered: str | None = None
         if isinstance(file, int):
             import fcntl
@@ -84,11 +84,12 @@ class TransferFile:
         else:
             self.path = os.fspath(file)
             self.fd, self.direct = self._open(direct)
-            if self.path.startswith("/proc/"):  # another descriptor's file: errors name the file
+            if self.path.startswith("/proc/"):  # a descriptor's path: errors are to name the file
                 self.path = _path_of(self.fd)
         self.alignment = (direct_alignment(self.fd) or Alignment(SECTOR, SECTOR)) if self.direct else Alignment(1, 1)
 
     def _open(self, direct: bool) -> tuple[int, bool]:
+        """Open the path; return the descriptor, and True if it is direct."""
         flags = (os.O_WRONLY | os.O_CREAT if self.write else os.O_RDONLY) | os.O_CLOEXEC
         if direct and O_DIRECT:
             try:
@@ -103,7 +104,7 @@ class TransferFile:
 
     @property
     def boundary(self) -> int:
-        """Alignment in bytes of the start and end of direct requests, so that they share no page with a tail."""
+        """Alignment in bytes of the begin and end of the direct part of a transfer: whole pages, at least."""
         return max(PAGE, self.alignment.offset) if self.direct else 1
 
     def plain_fd(self) -> int:
@@ -117,22 +118,23 @@ class TransferFile:
             return self._plain
 
     def open_for_reading(self, *, direct: bool = False) -> int:
-        """Return a new descriptor to read back what was moved; the caller closes it."""
+        """Return a new descriptor to read the file back; the caller closes it."""
         flags = os.O_RDONLY | os.O_CLOEXEC | (O_DIRECT if direct and self.direct else 0)
         return os.open(f"/proc/self/fd/{self.fd}" if O_DIRECT else self.path, flags)
 
     def close(self) -> None:
-        """Close what was opened here, never the caller's own descriptor; may be called repeatedly."""
+        """Close the descriptors that were opened here, not the caller's; may be called repeatedly."""
         with self._guard:
             plain, self._plain = self._plain, None
-            owned, self._owned = self._owned, False
+            is_owned, self._is_owned = self._is_owned, False
         if plain is not None:
             os.close(plain)
-        if owned:
+        if is_owned:
             os.close(self.fd)
 
 
 def _path_of(fd: int) -> str:
+    """Return the path of an open descriptor; raise OSError if it is not open."""
     os.fstat(fd)
     try:
         return str(Path(f"/proc/self/fd/{fd}").readlink())

@@ -25,8 +25,8 @@ from dsexplore._internal.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from dsexplore._internal.aio.checkpoints.checkpoint_rates import CheckpointRates
-    from dsexplore._internal.aio.checkpoints.checkpoint_result import CheckpointCost
-    from dsexplore._internal.aio.offload.offload_cost import OffloadCost
+    from dsexplore._internal.aio.checkpoints.predict_checkpoint import CheckpointCost
+    from dsexplore._internal.aio.offload import OffloadCost
     from dsexplore._internal.aio.sweeps.result import SweepResult
 
 _MOST_ROWS = 2_000_000
@@ -320,9 +320,7 @@ class Sharding(Result):
             UsageError: a number out of range, a sweep that only read, or no trained parameter.
             OSError: the folder cannot be written.
         """
-        offload_cost: Callable[..., OffloadCost] = import_module(
-            "dsexplore._internal.aio.offload.offload_plan"
-        ).offload_cost
+        offload_cost: Callable[..., OffloadCost] = import_module("dsexplore._internal.aio.offload").offload_cost
         return offload_cost(self, disk, bytes_per_parameter, parameters, ranks_per_node, step_seconds, tokens)
 
 

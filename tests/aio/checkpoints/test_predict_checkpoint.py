@@ -1,6 +1,6 @@
 """Predicted checkpoints: bytes by hand, seconds from made-up rates.
 
-Modules: ``aio/checkpoints/predict_checkpoint.py``, ``aio/checkpoints/checkpoint_result.py``, ``sharding/layout.py``.
+Modules: ``aio/checkpoints/predict_checkpoint.py``, ``sharding/layout.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 import dsexplore
 from dsexplore._internal.aio.checkpoints.checkpoint_rates import CheckpointRates, MethodRates, SaveTime
-from dsexplore._internal.aio.checkpoints.checkpoint_result import CheckpointCost
+from dsexplore._internal.aio.checkpoints.predict_checkpoint import CheckpointCost
 from dsexplore._internal.errors import UsageError
 from tests.aio.checkpoints.test_loading_result import DISK
 

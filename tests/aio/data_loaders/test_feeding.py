@@ -1,6 +1,6 @@
 """`feeding`: what is counted, with a made-up clock and made-up use.
 
-Modules: ``aio/data_loaders/feeding.py``, ``aio/data_loaders/feeding_command.py``, ``aio/data_loaders/process_use.py``.
+Modules: ``aio/data_loaders/feeding.py``, ``aio/data_loaders/process_use.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_wor
 from dsexplore import aio
 from dsexplore._internal.aio.data_loaders.feeding import bytes_of, measure, samples_of
 from dsexplore._internal.aio.data_loaders.process_use import ProcessUse, children_of, use_of, used_between
-from dsexplore._internal.cli import main
 from dsexplore._internal.errors import UsageError
 
 LOADER = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
@@ -81,18 +80,6 @@ def test_the_system_says_what_a_process_used(tmp_path: Path) -> None:
 def test_what_is_no_loader_is_refused(loader: object, options: dict[str, float], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         aio.feeding(loader, **options)  # type: ignore[arg-type]
-
-
-def test_the_command_takes_a_loader_of_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("def loader():\n    return [[1, 2]] * 9\n\nif __name__ == '__main__':\n    raise SystemExit(1)\n")
-    page = tmp_path / "page.html"
-    assert main(["feeding", f"{script}:loader", "--step-seconds", "9", "--html", str(page)]) == 0
-    assert "a step does not wait for it" in capsys.readouterr().out
-    assert "samples per second" in page.read_text(encoding="utf-8")
-    for words in ([f"{script}:other"], ["nothing.py:loader"], [f"{script}:loader", "--html", "no/folder/x.html"]):
-        assert main(["feeding", *words]) == 2
-        assert capsys.readouterr().err.startswith("dsexplore feeding: ")
 
 
 class Shards(IterableDataset[torch.Tensor]):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.measure import Operation, Sample
-from dsexplore._internal.aio.sweeps.measurements import Conditions
+from dsexplore._internal.aio.sweeps.measurements import Conditions, Phase, RoundSlice
 from dsexplore._internal.aio.sweeps.reference_rates import Reference
-from dsexplore._internal.aio.sweeps.rounds import Phase, RoundSlice
 from dsexplore.aio import AioConfig, SweepResult
 
 CONTROL, DEEP = AioConfig(), AioConfig(queue_depth=32)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore._internal.aio.sweeps.rounds import RoundSlice, mix
+from dsexplore._internal.aio.sweeps.measurements import RoundSlice, mix
 from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig, SweepResult
 from tests.aio.sweeps.results import CONTROL, DEEP, better_result, result_of, sample

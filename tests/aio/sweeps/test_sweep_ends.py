@@ -1,6 +1,6 @@
 """What ends a sweep: its time, the bytes that it may write, and Ctrl-C.
 
-Modules: ``aio/sweeps/sweeping.py``, ``aio/sweeps/phases.py``, ``aio/sweeps/budget.py``.
+Modules: ``aio/sweeps/sweeping.py``, ``aio/sweeps/phases.py``, ``aio/sweeps/round_measurer.py``.
 """
 
 from __future__ import annotations

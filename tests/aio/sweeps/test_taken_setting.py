@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from dsexplore._internal.aio.sweeps.rounds import Phase, RoundSlice, mix
+from dsexplore._internal.aio.sweeps.measurements import Phase, RoundSlice, mix
 from dsexplore.aio import AioConfig, SweepResult
 from tests.aio.sweeps.results import CONTROL, DEEP, better_result, result_of, sample
 

@@ -9,7 +9,7 @@ import pytest
 
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.views.disk.disk_views import OffloadCostView
-from tests.aio.offload.test_offload_plan import cost
+from tests.aio.test_offload import cost
 
 
 def test_the_bar_is_the_step() -> None:

@@ -1,4 +1,4 @@
-"""The interface of every engine: it takes a table of requests, and returns indices and results."""
+"""The interface of the engines, which move a table of requests between memory and a file."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from numpy.typing import NDArray
 from dsexplore._internal.aio.backends.compiled_loop import Function, Steady
 
 Completions = Iterable[tuple[int, int]]
-"""``(index of the request, bytes moved or −errno)`` of each request that has finished."""
+"""``(index of the request, bytes moved or −errno)`` of each finished request."""
 
 
 LAP = 64
-"""Number of results that an engine may check together in `FlowingEngine.flow`."""
+"""Number of results that `FlowingEngine.flow` checks together, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Requests on one open file, all in one direction: columns of shape ``(n,)``, in bytes.
-
-    Addresses may be 0: then the driver places each request in a slot just before it is submitted.
-    """
+    """Requests on one open file, all of them reads or all of them writes."""
 
     write: bool
     fd: int
     addresses: NDArray[np.int64]
+    """(n,) addresses in memory; 0 if the driver sets the address just before it submits the request."""
     lengths: NDArray[np.int64]
+    """(n,) bytes."""
     offsets: NDArray[np.int64]
+    """(n,) positions in the file, in bytes."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
 
-def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_size: int) -> Requests:
-    """Split one contiguous transfer into requests of `block_size`, the last one possibly shorter.
+def split(fd: int, *, write: bool, address: int, nbytes: int, offset: int, block_size: int) -> Requests:
+    """Split one contiguous transfer into requests of `block_size` bytes; the last one may be shorter.
 
-    ``split(False, 3, 0x1000, 2500, 512, 1024)`` → lengths 1024, 1024, 452 at file offsets 512, 1536, 2560.
+    Example: 2500 bytes at offset 512 in blocks of 1024 are 1024, 1024 and 452 bytes at offsets 512, 1536 and 2560.
     """
     starts = np.arange(0, nbytes, block_size, dtype=np.int64)
     lengths = np.minimum(block_size, nbytes - starts)
@@ -52,72 +52,73 @@ def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_si
 class Engine(Protocol):
     """One queue of at most ``depth`` requests in flight, used by one thread at a time.
 
-    Waiting for results and taking them are two calls, so that the disk gets its next requests in between.
+    Waiting for results and taking them are separate calls, so that the next requests can be submitted in between.
     """
 
     name: ClassVar[str]
     depth: int
+    """Largest number of requests in flight."""
     in_flight: int
-    """Requests submitted and not yet taken."""
+    """Number of requests that were submitted, and not yet taken."""
 
     def load(self, requests: Requests) -> None:
-        """Set the table that later indices refer to. Nothing is in flight when it is called."""
+        """Set the table that indices refer to; no request may be in flight."""
 
     def place(self, index: int, address: int) -> None:
         """Set the address of one request, before it is submitted."""
 
     def submit(self, first: int, count: int) -> int:
-        """Start requests ``first … first + count − 1``; return the number accepted, 0 if the system is out of room."""
+        """Start `count` requests from index `first` on; return the number accepted, 0 if the system has no room."""
         ...
 
     def wait(self, minimum: int) -> int:
-        """Wait until at least `minimum` have finished, or for a signal; return how many have.
+        """Wait until at least `minimum` requests have finished, or for a signal; return the number of finished ones.
 
         The results of the previous wait must have been taken.
         """
         ...
 
     def take(self) -> Completions:
-        """Return the results of the finished requests, to be read before the next wait; empty if called again."""
+        """Return the results of the finished requests, which must be read before the next wait; then they are gone."""
         ...
 
     def close(self) -> None:
-        """Release everything, after waiting for requests in flight. May be called repeatedly."""
+        """Wait for requests in flight, and release all resources. May be called repeatedly."""
 
 
 class FlowingEngine(Engine):
-    """An engine that keeps its queue full by itself.
+    """An engine with a loop in Python that keeps its queue full, for machines without a C compiler.
 
-    The disk idles between a completion and the next submission, so both are one call. This is an
-    engine's second loop beside that in C (`CompiledEngine`): many machines with a disk have no C compiler.
+    The disk idles between a completion and the next submission, so both are in one loop; see also `CompiledEngine`.
     """
 
     @abstractmethod
     def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
-        """Replace finished requests: wait as `wait` does, and start as many of the requests from `first` on.
+        """Wait for finished requests and start as many new ones from index `first` on, again and again.
 
-        This is repeated for as long as all goes well: no signal, every request accepted, every result as long as the
-        first request of the table. The last results are then still to be taken; all earlier results have been checked.
-        With fewer than `LAP` requests to start, all are still to be taken.
+        This ends at a signal, a request that is not accepted, a result that is not as long as the first request of the
+        table, or at `end`. The results since the last check are then to be taken; all earlier ones were right. With
+        fewer than `LAP` requests to start, all results are to be taken.
 
         Args:
-            first, end: the requests that may be started.
-            minimum: number of finished requests that each wait is for.
-            look: called after each wait with the index of the request to be started next.
+            first: index of the first request to start.
+            end: index after the last request that may be started.
+            minimum: number of finished requests that each wait waits for.
+            look: called after each wait with the index of the next request to start.
 
         Returns:
-            The index after the last request started, at most ``end``, and the number of requests unfinished.
+            The index after the last request started, and the number of unfinished requests.
         """
         ...
 
 
 class CompiledEngine(Engine):
-    """An engine that flow.c keeps full, if it could be compiled."""
+    """An engine whose queue the loop in flow.c keeps full, if it could be compiled."""
 
     _steady: Function | None
-    """The function of flow.c for this engine; None if there is none."""
+    """Function of flow.c for this engine; None if flow.c could not be compiled."""
     _queue: ctypes.Structure
-    """The queue as passed to that function."""
+    """The queue in the form that the function takes."""
     _ready: int
     """Number of results that can be taken."""
 
@@ -127,10 +128,11 @@ class CompiledEngine(Engine):
         return self._steady is not None
 
     def run(self, steady: Steady) -> int:
-        """Replace finished requests for as long as all goes well, and return the number of results left to take.
+        """Replace finished requests by new ones; return the number of results to take.
 
-        All goes well means: no signal, every request accepted, every result whole. The queue must be full. It ends at
-        ``steady.until``, or with the wait at that moment. All earlier results were whole, and their requests replaced.
+        The queue must be full. This ends with the wait that lasts beyond ``steady.until``, or earlier: at a signal, a
+        request that is not accepted, or a request that failed or fell short. The results of all requests that were
+        replaced were whole.
         """
         assert self._steady is not None
         self._steady(ctypes.byref(steady), ctypes.byref(self._queue))

@@ -1,4 +1,4 @@
-"""The engines that run on this machine, why others cannot, and opening one by name."""
+"""The engines by name: which of them run on this machine, why others cannot, and how to open one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dsexplore._internal.aio.backends.linux_aio import LinuxAio
 from dsexplore._internal.aio.backends.threads import Threads
 from dsexplore._internal.errors import UsageError
 
-_KINDS: dict[str, Callable[[int], Engine]] = {"linux-aio": LinuxAio, "io_uring": IoUring, "threads": Threads}
-ENGINES = tuple(_KINDS)
-"""In the order in which they are tried by default."""
+_ENGINE_TYPES: dict[str, Callable[[int], Engine]] = {"linux-aio": LinuxAio, "io_uring": IoUring, "threads": Threads}
+ENGINES = tuple(_ENGINE_TYPES)
+"""Names of the engines, in the order in which they are tried by default."""
 
 
 @cache
@@ -30,7 +30,7 @@ def why_not(name: str) -> str | None:
     try:
         open_engine(name, 1).close()
     except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):  # present, only no room at this moment
+        if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):  # the engine exists, but has no room now
             return None
         return str(error)
     return None
@@ -40,7 +40,7 @@ def choose(name: str | None = None) -> str:
     """Return the named engine, or the first that runs here.
 
     Raises:
-        UsageError: an unknown name, or one that cannot run here, with the reason.
+        UsageError: an unknown name, or an engine that cannot run here; the error has the reason.
     """
     if name is None:
         return next(engine for engine in ENGINES if why_not(engine) is None)
@@ -61,9 +61,9 @@ def loop_of(name: str) -> str:
 
 
 def open_engine(name: str, depth: int) -> Engine:
-    """Open an engine in the thread that will use it.
+    """Open an engine; it must be called in the thread that uses the engine.
 
     Raises:
-        OSError: the system refuses it at that depth.
+        OSError: the system refuses a queue of that depth.
     """
-    return _KINDS[name](depth)
+    return _ENGINE_TYPES[name](depth)

@@ -1,11 +1,10 @@
-"""The loop of flow.c: compiled on first use by this machine's C compiler, and cached for the user.
+"""The loop of flow.c, which is compiled on first use by this machine's C compiler, and cached for the user.
 
-Between a completion and the next submission the processor's caches are cold, and the Python interpreter has to refill
-them: some 30 µs of processor time per request that the same steps in C save. While C runs, other threads can hold the
-interpreter's lock.
+Between a completion and the next submission the processor's caches are cold, and the Python interpreter takes some
+30 µs per request to refill them. The same steps in C avoid that, and other threads can hold the interpreter's lock.
 
-If the library is missing, the loops in Python run instead; `why_not` returns the reason. Reads of 128 KiB by
-linux-aio from a virtual disk of 3 GB/s, ring mode, over fio's (``benchmarks/aio_vs_fio.py``):
+If the library cannot be compiled, the loops in Python run instead; `why_not` returns the reason. Reads of 128 KiB with
+linux-aio from a virtual disk of 3 GB/s in ring mode, relative to fio (``benchmarks/aio_vs_fio.py``):
 
 ===============  ===========  ==========  =============  ============
 depth × threads  rate, in C   in Python   CPU time in C  in Python
@@ -46,7 +45,7 @@ _LONGEST_COMPILATION = 60
 
 
 class Steady(ctypes.Structure):
-    """A transfer as passed to the loop in C, and its progress: ``struct steady`` of flow.c."""
+    """Arguments and progress of the loop in C: ``struct steady`` of flow.c, where the fields are described."""
 
     first: int
     end: int
@@ -75,7 +74,7 @@ Function = Callable[[Any, Any], None]
 
 
 def function(name: str) -> Function | None:
-    """Return one of flow.c's functions; None if there is no library."""
+    """Return a function of flow.c by name; None if flow.c could not be compiled."""
     library = _library()
     if isinstance(library, str):
         return None
@@ -88,7 +87,7 @@ def function(name: str) -> Function | None:
 def why_not() -> str | None:
     """Return why the loops run in Python here; None if they run in C.
 
-    The first call may compile: some tenths of a second.
+    The first call may compile flow.c, which takes some tenths of a second.
     """
     library = _library()
     return library if isinstance(library, str) else None
@@ -96,7 +95,7 @@ def why_not() -> str | None:
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    """Return the library, or the reason why there is none."""
+    """Return the compiled library, or the reason why there is none."""
     if os.environ.get(SWITCH) == "python":
         return f"{SWITCH} asks for it"
     if not sc.SUPPORTED:
@@ -116,25 +115,26 @@ def _loaded(folder: Path) -> ctypes.CDLL:
     """Load the library from the folder, compiling it first if it is missing.
 
     Raises:
-        OSError: it cannot be compiled, stored or loaded, or another user could have written it.
+        OSError: the library cannot be compiled, stored or loaded, or another user could have written it.
     """
     command = _compiler()
     path = folder / f"flow-{_fingerprint(command)}.so"
     if not path.exists():
         _compile(command, path)
-    inside = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder_fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for which, state in ((folder, os.fstat(inside)), (path, os.lstat(path.name, dir_fd=inside))):
-            _check_owner(which, state)
-        return ctypes.CDLL(f"/proc/self/fd/{inside}/{path.name}")  # in the folder that was checked, whatever it is now
+        _check_owner(folder, os.fstat(folder_fd))
+        _check_owner(path, os.lstat(path.name, dir_fd=folder_fd))
+        # loaded from the folder that was checked, even if another folder has been moved to its path
+        return ctypes.CDLL(f"/proc/self/fd/{folder_fd}/{path.name}")
     except OSError as error:
         raise OSError(f"{path} cannot be used: {error}") from error
     finally:
-        os.close(inside)
+        os.close(folder_fd)
 
 
 def _compiler() -> list[str]:
-    """Return the command that compiles C: ``CC``, else ``cc``."""
+    """Return the command of the C compiler: ``CC`` from the environment, else ``cc``."""
     command = shlex.split(os.environ.get("CC") or "cc")
     path = shutil.which(command[0]) if command else None
     if path is None:
@@ -150,32 +150,38 @@ def _fingerprint(command: list[str]) -> str:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile beside `path`, and move the result there atomically, so that processes may do so at the same time."""
+    """Compile flow.c beside `path` and move the library there, so that several processes may do it at the same time."""
     _make_folder(path.parent)
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=path.parent) as scratch:
-        made = Path(scratch) / path.name
-        words = [*command, "-O2", "-shared", "-fPIC", "-o", str(made), str(_SOURCE)]
+        library = Path(scratch) / path.name
+        arguments = ["-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE)]
         try:
             done = subprocess.run(
-                words, capture_output=True, text=True, errors="replace", timeout=_LONGEST_COMPILATION, check=False
+                [*command, *arguments],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LONGEST_COMPILATION,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{command[0]} ran for more than {_LONGEST_COMPILATION} s") from None
-        if done.returncode != 0 or not made.exists():
-            said = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
-            raise OSError(f"{command[0]} does not compile it: {said[0]}")
-        made.chmod(0o500)
-        made.replace(path)
+        if done.returncode != 0 or not library.exists():
+            output = (done.stderr or done.stdout).strip().splitlines() or [f"status {done.returncode}"]
+            raise OSError(f"{command[0]} does not compile it: {output[0]}")
+        library.chmod(0o500)
+        library.replace(path)
 
 
 def _make_folder(folder: Path) -> None:
     """Create the folder, unless it is in another user's home, where sudo would make it unusable for that user."""
-    near = next(above for above in (folder, *folder.parents) if above.exists())
-    if near.stat().st_uid not in (0, os.geteuid()):
-        raise PermissionError(f"{near} belongs to another user: set XDG_CACHE_HOME to a folder of yours")
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if existing.stat().st_uid not in (0, os.geteuid()):
+        raise PermissionError(f"{existing} belongs to another user: set XDG_CACHE_HOME to a folder of yours")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def _check_owner(which: Path, state: os.stat_result) -> None:
+def _check_owner(path: Path, state: os.stat_result) -> None:
+    """Raise PermissionError if another user could have written a file or folder."""
     if state.st_uid != os.geteuid() or stat.S_IMODE(state.st_mode) & 0o022 or stat.S_ISLNK(state.st_mode):
-        raise PermissionError(f"another user could have written {which}; make it yours alone, or remove it")
+        raise PermissionError(f"another user could have written {path}; make it yours alone, or remove it")

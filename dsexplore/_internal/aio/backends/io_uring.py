@@ -1,7 +1,7 @@
-"""io_uring by raw system calls, with registered buffers on request.
+"""The engine on io_uring, by raw system calls.
 
-The two rings are shared with the kernel. Entries are read right after a system call has returned, which orders
-them after the kernel's writes on every processor that Linux runs io_uring on.
+The submission ring and the completion ring are shared with the kernel. Completions are read right after a system call
+has returned, which orders them after the kernel's writes on every processor that Linux runs io_uring on.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _MASK = 0xFFFFFFFF
 
 
 class _Offsets(ctypes.Structure):
+    """``struct io_sqring_offsets`` and ``struct io_cqring_offsets``, which differ in the fields a to e."""
+
     _fields_ = (
         *((name, c_uint32) for name in ("head", "tail", "mask", "entries", "a", "b", "c", "d")),
         ("e", c_uint64),
@@ -38,15 +40,19 @@ class _Offsets(ctypes.Structure):
 
 
 class _Params(ctypes.Structure):
+    """``struct io_uring_params``."""
+
     _fields_ = (
         *((name, c_uint32) for name in ("sq", "cq", "flags", "cpu", "idle", "features", "wq_fd")),
         ("reserved", c_uint32 * 3),
-        ("sq_offsets", _Offsets),  # a flags, b dropped, c array
-        ("cq_offsets", _Offsets),  # a overflow, b cqes
+        ("sq_offsets", _Offsets),  # a: flags, b: dropped, c: array
+        ("cq_offsets", _Offsets),  # a: overflow, b: cqes
     )
 
 
 class _Vector(ctypes.Structure):
+    """``struct iovec``."""
+
     _fields_ = (("base", c_uint64), ("length", c_uint64))
 
 
@@ -61,10 +67,10 @@ class _UringQueue(ctypes.Structure):
 
 
 class IoUring(CompiledEngine):
-    """One ring of at least ``depth`` entries, used only by the thread that made it.
+    """One ring of at least ``depth`` entries, used only by the thread that created it.
 
     Raises:
-        OSError: no such system call (ENOSYS), forbidden (EPERM), or a depth beyond the kernel's 32768 (EINVAL).
+        OSError: the kernel has no io_uring (ENOSYS), forbids it (EPERM), or has no room for `depth` (EINVAL).
     """
 
     name: ClassVar[str] = "io_uring"
@@ -84,7 +90,7 @@ class IoUring(CompiledEngine):
             self.close()
             raise
         self._maps = [rings, entries]
-        words = memoryview(rings).cast("I")  # the map ends with 32-bit indices, or completions of 16 bytes
+        words = memoryview(rings).cast("I")  # its size is a multiple of 4: it ends with indices or completions
         order = params.sq_offsets.c // 4
         for slot in range(params.sq):
             words[order + slot] = slot
@@ -104,6 +110,7 @@ class IoUring(CompiledEngine):
         self._queue: _UringQueue = self._shared_with_c(rings, params)
 
     def _shared_with_c(self, rings: mmap.mmap, params: _Params) -> _UringQueue:
+        """Return the queue in the form that flow.c takes."""
         begin = np.frombuffer(rings, np.uint8).ctypes.data
         return _UringQueue(
             fd=self._fd,
@@ -117,6 +124,7 @@ class IoUring(CompiledEngine):
         )
 
     def _setup(self, depth: int) -> _Params:
+        """Create the ring with the fastest flags that the kernel knows, and return what it answered."""
         for flags in (_SINGLE_ISSUER | _DEFER_TASKRUN, _COOP_TASKRUN, 0):  # newest kernels first
             params = _Params(flags=flags)
             fd = sc.uring_setup(sc.IO_URING_SETUP, depth, ctypes.addressof(params))
@@ -129,7 +137,7 @@ class IoUring(CompiledEngine):
         raise OSError(code, f"io_uring_setup for queue_depth {depth}: {os.strerror(code)}{_advice(code)}")
 
     def register(self, address: int, nbytes: int) -> None:
-        """Ask the kernel to map a buffer once, instead of for every request in it.
+        """Let the kernel map a buffer once, instead of at every request in it.
 
         Raises:
             OSError: ``RLIMIT_MEMLOCK`` does not allow it (ENOMEM).
@@ -155,6 +163,7 @@ class IoUring(CompiledEngine):
         self._queue.table = table.ctypes.data
 
     def _use_registered(self, table: NDArray[np.void], requests: Requests) -> None:
+        """Let requests whose memory is in one part of the registered buffer use it."""
         assert self._fixed is not None
         begin, nbytes = self._fixed
         first = requests.addresses - begin
@@ -170,10 +179,10 @@ class IoUring(CompiledEngine):
         words = self._words
         tail = words[self._sq_tail]
         at = tail & self._sq_mask
-        straight = min(count, self._sq_mask + 1 - at)
-        self._entries[at : at + straight] = self._table[first : first + straight]
-        if straight < count:
-            self._entries[: count - straight] = self._table[first + straight : first + count]
+        before_end = min(count, self._sq_mask + 1 - at)  # the others are at the beginning of the ring
+        self._entries[at : at + before_end] = self._table[first : first + before_end]
+        if before_end < count:
+            self._entries[: count - before_end] = self._table[first + before_end : first + count]
         words[self._sq_tail] = (tail + count) & _MASK
         sent = sc.uring_enter(sc.IO_URING_ENTER, self._fd, count, 0, 0, None, 0)
         accepted = max(sent, 0)
@@ -208,7 +217,7 @@ class IoUring(CompiledEngine):
         if fd is None:
             return
         os.close(fd)
-        if self._maps:  # they hold descriptors of their own
+        if self._maps:  # a map keeps a descriptor of its own
             self._words.release()
             self._results.release()
             del self._entries
@@ -217,6 +226,7 @@ class IoUring(CompiledEngine):
 
 
 def _advice(code: int) -> str:
+    """Return what to do about an error of io_uring_setup, to append to its text; empty if there is no advice."""
     if code == errno.EINVAL:
         return ": the kernel takes at most 32768 entries; lower queue_depth"
     if code == errno.EPERM:

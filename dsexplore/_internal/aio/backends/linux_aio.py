@@ -1,7 +1,7 @@
-"""Linux native asynchronous I/O by raw system calls: the mechanism of libaio and of DeepSpeed's handle.
+"""The engine on Linux's native asynchronous I/O, by raw system calls: what libaio and DeepSpeed's handle use.
 
-numpy lays the request table out once per transfer. So submitting a batch is one system call on a slice of a pointer
-array, and completions are unpacked from the events all at once.
+The table of requests is written with numpy once per transfer. So a batch is submitted by one system call on a part of
+an array of pointers, and completions are unpacked from the events all at once.
 """
 
 from __future__ import annotations
@@ -51,14 +51,24 @@ class LinuxAio(FlowingEngine, CompiledEngine):
             raise _setup_error(depth)
         self._context: int | None = context.value
         self._owner = os.getpid()
+        self._ready = 0
         self._events = np.zeros((LAP + depth) * _EVENT.size, np.uint8)
-        self._bytes, self._ready = self._events.data, 0
-        self._results, self._length, self._whole = self._bytes.cast("q")[2::4], 0, b""
-        self._fast, self._number, self._forever = sc.fast, sc.word(context.value), sc.word(0)
+        self._bytes = self._events.data
+        self._results = self._bytes.cast("q")[2::4]
+        """Result of each event: the third of its four words."""
+        self._length = 0
+        """Bytes of the first request of the table."""
+        self._whole = b""
+        """Bytes of `_results` if all requests have moved `_length` bytes."""
+        self._fast = sc.fast
+        # Arguments of system calls, converted once.
+        self._number = sc.word(context.value)
+        self._forever = sc.word(0)
         self._counts = [sc.word(count) for count in range(depth + 1)]
         begin = self._events.ctypes.data
         self._places = [sc.word(begin + at * _EVENT.size) for at in range(LAP)]
-        self._steady, self._queue = compiled_loop.function("aio_flow"), _AioQueue(context=context.value, events=begin)
+        self._steady = compiled_loop.function("aio_flow")
+        self._queue = _AioQueue(context=context.value, events=begin)
         self._lay_out(0)
 
     def load(self, requests: Requests) -> None:
@@ -72,10 +82,11 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         table["offset"] = requests.offsets
         length = int(requests.lengths[0]) if len(requests) else 0
         if length != self._length:
-            self._length, self._whole = length, length.to_bytes(8, sys.byteorder) * (LAP + self.depth)
+            self._length = length
+            self._whole = length.to_bytes(8, sys.byteorder) * (LAP + self.depth)
 
     def _lay_out(self, n: int) -> None:
-        """Create a table for `n` requests, which is kept until a transfer needs another length."""
+        """Create a table for `n` requests, which later transfers of as many requests use again."""
         self._table = np.zeros(n, sc.IOCB)
         self._table["data"] = np.arange(n)
         self._addresses = self._table["buf"]
@@ -95,7 +106,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         return accepted
 
     def _submit_again(self, first: int, count: int) -> int:
-        """Repeat a failed submission, to learn why."""
+        """Repeat a failed submission with a call that keeps errno, and return the number of accepted requests."""
         accepted = sc.io_submit(sc.IO_SUBMIT, self._context, count, self._pointers[first:].ctypes.data)
         if accepted < 0:
             if ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
@@ -110,7 +121,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         return self._ready
 
     def _wait_again(self, minimum: int, at: int) -> int:
-        """Repeat a failed wait, to learn why."""
+        """Repeat a failed wait with a call that keeps errno; events are written from number `at` on."""
         into = self._events.ctypes.data + at * _EVENT.size
         got = sc.io_getevents(sc.IO_GETEVENTS, self._context, minimum, self.depth, into, None)
         if got < 0:
@@ -120,8 +131,8 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         return got
 
     def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
-        # The caches are cold whenever a wait returns: each function, object and page that is touched then costs more
-        # than the bytecode does. Hence the loop is two system calls on prepared arguments, and little else.
+        # When a wait returns, the processor's caches are cold: each function, object and page that is touched costs
+        # more than its bytecode. So the loop is two system calls on prepared arguments, and little else.
         fast, number, counts, starts, places = self._fast, self._number, self._counts, self._starts, self._places
         least, most, forever = counts[minimum], counts[self.depth], self._forever
         at = 0
@@ -162,6 +173,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
 
 
 def _setup_error(depth: int) -> OSError:
+    """Return the error of a failed io_setup; if the system has no room, with the limit and what to do."""
     code = ctypes.get_errno()
     if code != errno.EAGAIN:
         return OSError(code, f"io_setup for queue_depth {depth}: {os.strerror(code)}")

@@ -1,4 +1,4 @@
-"""Linux system calls that neither Python nor the C library wraps, with their C layouts as numpy types."""
+"""Linux system calls that neither Python nor the C library wraps, and their C structures as numpy types."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ STATX_BUFFER = np.dtype(
         "itemsize": 0x100,
     }
 )
-"""``struct statx``: which of its fields are filled, and those that say how direct requests must be aligned."""
+"""``struct statx``: the mask of the fields that are filled, and the alignment of direct requests."""
 STATX_DIOALIGN = 0x2000
-"""Bit of ``mask`` for the alignment of direct requests, from Linux 6.1 on."""
+"""Bit of ``mask`` for the alignment of direct requests; since Linux 6.1."""
 AT_EMPTY_PATH = 0x1000
 CQE = np.dtype([("data", "<u8"), ("res", "<i4"), ("flags", "<u4")])
 
@@ -76,14 +76,14 @@ def bind(*kinds: type) -> Callable[..., int]:
 
 
 fast: Any = ctypes.CDLL(None)["syscall"]
-"""The same for arguments made by `word`, and without errno: a call that fails is repeated through its binding below.
+"""The C library's ``syscall`` for arguments that `word` has converted; it keeps no errno.
 
-What runs between a completion and the next submission finds the caches cold, and there converting Python's integers
-and keeping errno take ctypes longer than the kernel needs for most calls.
+Between a completion and the next submission the processor's caches are cold. There, ctypes takes longer to convert
+integers and to keep errno than the kernel takes for most calls. A call that fails is repeated with its binding below.
 """
 fast.restype = c_long
 word = c_void_p.from_param
-"""An integer as an argument of `fast`, converted once."""
+"""Converts an integer to an argument of `fast`."""
 
 io_setup = bind(c_uint, c_void_p)
 io_destroy = bind(c_ulong)

@@ -1,4 +1,4 @@
-"""Blocking reads and writes on as many threads as requests in flight: any system, any filesystem."""
+"""The engine that runs on any system and filesystem: blocking reads and writes, one thread per request in flight."""
 
 from __future__ import annotations
 
@@ -8,21 +8,39 @@ import os
 import threading
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from dsexplore._internal.aio.backends.base import Completions, Engine, Requests
 
 LARGEST_DEPTH = 1024
 
 
+class _Task(NamedTuple):
+    """One request for a thread."""
+
+    number: int
+    """Index of the request."""
+    write: bool
+    fd: int
+    address: int
+    length: int
+    offset: int
+
+
+_Tasks = SimpleQueue[_Task | None]
+"""Requests that are not started yet; None ends a thread."""
+_Results = SimpleQueue[tuple[int, int]]
+"""``(index, bytes moved or −errno)`` of finished requests."""
+
+
 class Threads(Engine):
     """``depth`` blocking threads that share one queue.
 
-    The first starts here and serves alone where no more can be started: Python 3.12 starts none once the program has
-    ended and its last transfers are waited for. The others start as they are first needed.
+    The first thread starts at once, the others when they are first needed. If no more can be started, those that run
+    serve all requests: Python 3.12 starts no thread once the program is ending, while it waits for its last transfers.
 
     Raises:
-        OSError: a depth beyond 1024 threads, or a system that starts no thread (EAGAIN).
+        OSError: a depth beyond 1024 threads, or the system starts no thread (EAGAIN).
     """
 
     name: ClassVar[str] = "threads"
@@ -34,8 +52,8 @@ class Threads(Engine):
                 f"the threads backend runs one thread per request: queue_depth {depth} is over {LARGEST_DEPTH}",
             )
         self.depth = depth
-        self._todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self._tasks: _Tasks = SimpleQueue()
+        self._results: _Results = SimpleQueue()
         self._ready: list[tuple[int, int]] = []
         self._threads: list[threading.Thread] = []
         self.in_flight = 0
@@ -55,18 +73,27 @@ class Threads(Engine):
         self._start(min(self.in_flight + count, self.depth))
         self.in_flight += count
         for i in range(first, first + count):
-            self._todo.put((i, self._write, self._fd, self._addresses[i], self._lengths[i], self._offsets[i]))
+            self._tasks.put(
+                _Task(
+                    number=i,
+                    write=self._write,
+                    fd=self._fd,
+                    address=self._addresses[i],
+                    length=self._lengths[i],
+                    offset=self._offsets[i],
+                )
+            )
         return count
 
     def wait(self, minimum: int) -> int:
-        done = [self._done.get() for _ in range(minimum)]
+        ready = [self._results.get() for _ in range(minimum)]
         try:
             while True:
-                done.append(self._done.get_nowait())
+                ready.append(self._results.get_nowait())
         except Empty:
             pass
-        self._ready = done
-        return len(done)
+        self._ready = ready
+        return len(ready)
 
     def take(self) -> Completions:
         ready, self._ready = self._ready, []
@@ -77,16 +104,16 @@ class Threads(Engine):
         threads, self._threads = self._threads, []
         if self._owner == os.getpid():
             for _ in threads:
-                self._todo.put(None)
+                self._tasks.put(None)
             for thread in threads:
                 thread.join()
 
     def _start(self, count: int) -> None:
-        """Start threads until `count` run; if the system has no more, fewer serve the same requests."""
+        """Start threads until `count` run; if the system starts no more, fewer threads serve the requests."""
         try:
             while len(self._threads) < count:
                 name = f"dsexplore-aio-io-{len(self._threads)}"
-                self._threads.append(start_thread(name, _serve, self._todo, self._done))
+                self._threads.append(start_thread(name, _serve, self._tasks, self._results))
         except OSError:
             if not self._threads:
                 raise
@@ -110,12 +137,13 @@ def start_thread(name: str, work: Callable[..., None], *arguments: object) -> th
     return thread
 
 
-def _serve(todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None], done: SimpleQueue[tuple[int, int]]) -> None:
-    while (task := todo.get()) is not None:
-        index, write, fd, address, length, offset = task
-        memory = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+def _serve(tasks: _Tasks, results: _Results) -> None:
+    """Run requests in this thread until None is received."""
+    while (task := tasks.get()) is not None:
+        memory = memoryview((ctypes.c_char * task.length).from_address(task.address)).cast("B")
+        move = os.pwritev if task.write else os.preadv
         try:
-            result = os.pwritev(fd, [memory], offset) if write else os.preadv(fd, [memory], offset)
+            result = move(task.fd, [memory], task.offset)
         except OSError as error:
             result = -(error.errno or errno.EIO)
-        done.put((index, result))
+        results.put((task.number, result))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dsexplore._internal.aio.aio_config import as_integer
 from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.checkpoints.checkpoint_files import find_checkpoint
-from dsexplore._internal.aio.checkpoints.direct_writing import save_file
+from dsexplore._internal.aio.checkpoints.direct_files import save_file
 from dsexplore._internal.aio.checkpoints.loaders import DIRECT as DIRECT_LOADER
 from dsexplore._internal.aio.checkpoints.loaders import Tensors, loaders_of
 from dsexplore._internal.aio.checkpoints.loading import Clock, drop_files, load_once

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT
 from dsexplore._internal.aio.checkpoints.checkpoint_files import Checkpoint, Kind
-from dsexplore._internal.aio.checkpoints.direct_reading import header_of, read_tensors, torch_dtype
+from dsexplore._internal.aio.checkpoints.direct_files import header_of, read_tensors, torch_dtype
 from dsexplore._internal.aio.handle import aio_handle
 from dsexplore._internal.errors import UsageError
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.measurements import Measurements
+from dsexplore._internal.aio.sweeps.measurements import Measurements, Rounds, lowest_ratios
 from dsexplore._internal.aio.sweeps.reference_rates import slower_elsewhere
-from dsexplore._internal.aio.sweeps.rounds import Rounds, lowest_ratios
 from dsexplore._internal.aio.sweeps.statistics import MATTERS, Interval, median, ratio_interval
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_share

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT, AioConfig
 from dsexplore._internal.aio.buffers import can_pin
 from dsexplore._internal.aio.sweeps import search
-from dsexplore._internal.aio.sweeps.budget import Budget, WrittenEnough
 from dsexplore._internal.aio.sweeps.measure import Bench, Operation
 from dsexplore._internal.aio.sweeps.measurements import Conditions
 from dsexplore._internal.aio.sweeps.reference_rates import MEMORIES, PINNED, Reference
 from dsexplore._internal.aio.sweeps.references import run_deepspeed, run_fio
 from dsexplore._internal.aio.sweeps.result import SweepResult
-from dsexplore._internal.aio.sweeps.round_measurer import RoundMeasurer
+from dsexplore._internal.aio.sweeps.round_measurer import Budget, RoundMeasurer, WrittenEnough
 from dsexplore._internal.aio.sweeps.sweep_setup import CONTROL, Progress, Report, Setup, memory_suffices
 from dsexplore._internal.units import format_bytes, format_share
 

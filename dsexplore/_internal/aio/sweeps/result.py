@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dsexplore._internal.aio.sweeps import result_text
 from dsexplore._internal.aio.sweeps.choice import Best, recommend
-from dsexplore._internal.aio.sweeps.measurements import Measurements
+from dsexplore._internal.aio.sweeps.measurements import Measurements, mixed_rate
 from dsexplore._internal.aio.sweeps.references import fio_job
 from dsexplore._internal.aio.sweeps.result_rows import setting_rows, shared_rows, slice_rows
-from dsexplore._internal.aio.sweeps.rounds import mixed_rate
 from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError

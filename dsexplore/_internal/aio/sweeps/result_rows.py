@@ -9,7 +9,7 @@ from typing import Any
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.sweeps.measure import Sample
-from dsexplore._internal.aio.sweeps.rounds import RoundSlice, operation_ratios
+from dsexplore._internal.aio.sweeps.measurements import RoundSlice, operation_ratios
 from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
 
 Row = dict[str, Any]

@@ -15,12 +15,11 @@ from dsexplore._internal.aio.aio_config import as_integer
 from dsexplore._internal.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore._internal.aio.sweeps import search
 from dsexplore._internal.aio.sweeps.bench_processes import BenchTogether, start_workers
-from dsexplore._internal.aio.sweeps.budget import Budget
 from dsexplore._internal.aio.sweeps.measure import Bench, Mode
 from dsexplore._internal.aio.sweeps.phases import RunningSweep, run_phases
 from dsexplore._internal.aio.sweeps.references import why_no_reference
 from dsexplore._internal.aio.sweeps.result import SweepResult
-from dsexplore._internal.aio.sweeps.round_measurer import RoundMeasurer
+from dsexplore._internal.aio.sweeps.round_measurer import Budget, RoundMeasurer
 from dsexplore._internal.aio.sweeps.sweep_setup import Plan, Progress, Report, Setup, WriteMode, reporting
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.signatures import names_arguments, with_options

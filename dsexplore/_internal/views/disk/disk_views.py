@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dsexplore._internal.aio.checkpoints.checkpoint_result import CheckpointCost
 from dsexplore._internal.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult
+from dsexplore._internal.aio.checkpoints.predict_checkpoint import CheckpointCost
 from dsexplore._internal.aio.data_loaders.feeding_result import FeedingResult
-from dsexplore._internal.aio.offload.offload_cost import OffloadCost
-from dsexplore._internal.aio.sustained_result import SustainedWrites
+from dsexplore._internal.aio.offload import OffloadCost
+from dsexplore._internal.aio.sustained import SustainedWrites
 from dsexplore._internal.units import format_bytes, format_count, format_number, format_rate, format_seconds
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import stacked_bars, themed

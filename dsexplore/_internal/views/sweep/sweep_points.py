@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.sweeps.measurements import RoundSlice, mix, mixed_rate
 from dsexplore._internal.aio.sweeps.result import SweepResult
-from dsexplore._internal.aio.sweeps.rounds import RoundSlice, mix, mixed_rate
 from dsexplore._internal.aio.sweeps.statistics import median
 from dsexplore._internal.units import format_rate
 

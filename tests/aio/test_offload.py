@@ -1,6 +1,6 @@
 """Predicted swaps: bytes and seconds by hand, from a made-up sweep.
 
-Modules: ``aio/offload/offload_plan.py``, ``aio/offload/offload_cost.py``, ``sharding/layout.py``.
+Modules: ``aio/offload.py``, ``sharding/layout.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dsexplore
-from dsexplore._internal.aio.offload.offload_cost import OffloadCost
+from dsexplore._internal.aio.offload import OffloadCost
 from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig
 from tests.aio.sweeps.results import result_of
