@@ -24,7 +24,7 @@ asked, get = set(), names.TorchName.get
 
 def without(name):
     is_private = any(part.startswith("_") and part[:2] != "__" for part in name.path.replace(":", ".").split("."))
-    if name.is_torchs and is_private and not name.path.startswith(NEEDED):
+    if name.is_of_torch and is_private and not name.path.startswith(NEEDED):
         asked.add(name.path)
         return names.missing(name.path)
     return get(name)

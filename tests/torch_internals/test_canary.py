@@ -90,7 +90,7 @@ def later():
     return internal("torch:b", since="2.12", until="2.14")(TorchName(f"torch:{x}"))
 table = {"c": partial(internal, "torch:c", since="2.10", otherwise=lambda: None)}
 """
-    assert sorted(canary.looked_up_later(source)) == [
+    assert sorted(canary.names_in_source(source)) == [
         ("torch:a", "2.9", None),
         ("torch:b", "2.12", "2.14"),
         ("torch:c", "2.10", None),

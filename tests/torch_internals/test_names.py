@@ -65,6 +65,6 @@ def test_minor_versions(version: str, expected: tuple[int, int]) -> None:
 
 def test_a_name_of_another_package() -> None:
     name = TorchName("json:loads")
-    assert not name.is_torchs
+    assert not name.is_of_torch
     assert name.is_loaded
     assert not TorchName("package_that_is_not_there:x").is_there

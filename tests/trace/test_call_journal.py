@@ -22,7 +22,7 @@ from dsexplore._internal.trace.call_journal import (
     read_journal,
 )
 from dsexplore._internal.trace.ends import RUNNING, STOPPED
-from dsexplore._internal.trace.process_states import born, host_clock
+from dsexplore._internal.trace.process_states import host_clock, start_ticks
 from tests.trace.conftest import DEFAULT
 
 GROUP = ("0", "", "", [0, 1], 2, "gloo", "work")
@@ -34,7 +34,7 @@ class Call:
 
 
 def info_of(pid: int, rank: int = 0) -> JournalInfo:
-    return JournalInfo(rank, 2, "first", 1, host_clock(), pid, born(pid))
+    return JournalInfo(rank, 2, "first", 1, host_clock(), pid, start_ticks(pid))
 
 
 @pytest.fixture
@@ -169,15 +169,15 @@ def test_a_rank_that_lives_on_notes_how_another_ended(
         sleeper.send_signal(number)
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
     note_ends(tmp_path, "another attempt")
-    assert read_journal(tmp_path / journal_file(1)).noted == ""
+    assert read_journal(tmp_path / journal_file(1)).noted_end == ""
     note_ends(tmp_path, "first")
-    assert read_journal(tmp_path / journal_file(1)).noted == said
+    assert read_journal(tmp_path / journal_file(1)).noted_end == said
     sleeper.kill()
     sleeper.wait()
     sleeper.stdout.close()
     note_ends(tmp_path, "first")
     read = read_journal(tmp_path / journal_file(1))
-    assert read.noted.startswith(said or "ended without saving its trace")
+    assert read.noted_end.startswith(said or "ended without saving its trace")
     assert read.end_now().startswith("ended without saving its trace")
     elsewhere = replace(read, info=replace(read.info, clock="another host"))
     assert elsewhere.end_now() == ""

@@ -83,5 +83,5 @@ def test_a_difference_holds_what_was_there_when_it_was_made(make: Make) -> None:
 
 
 def test_what_is_no_trace_is_named() -> None:
-    with pytest.raises(UsageError, match=r"not with 'plan_b': of a saved one, give load\(path\)"):
+    with pytest.raises(UsageError, match=r"not with 'plan_b': for a saved one, give load\(path\)"):
         Trace().diff("plan_b")  # type: ignore[arg-type]

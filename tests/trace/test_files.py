@@ -118,7 +118,7 @@ def test_saving_again_replaces_the_file(tmp_path: Path, make: Make) -> None:
 
 def test_saving_fewer_ranks_over_more_is_refused(tmp_path: Path, make: Make) -> None:
     Trace(make([{}], ranks=(0, 1))).save(tmp_path / "t")
-    with pytest.raises(UsageError, match=r"already has rank-00001.parquet, of a rank that this trace has not"):
+    with pytest.raises(UsageError, match=r"already has rank-00001.parquet, of a rank that this trace does not have"):
         Trace(make([{}])).save(tmp_path / "t")
 
 

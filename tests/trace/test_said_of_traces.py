@@ -196,7 +196,7 @@ SAID: Mapping[str, Fill] = {
     "it is of rank 7, and the world has 2 ranks": one(replace(calls(0), info=replace(calls(0).info, ranks=(7,)))),
     f"its mesh is dp={HUGE}, and a job has 1 to": one(calls(0, mesh=f"dp={HUGE}")),
     "its schedule is not JSON: ": one(replace(calls(0), info=replace(calls(0).info, schedule="x"))),
-    "'a few' is not a rank, and no range of ranks": one(calls(0, stands_for=("a few",))),
+    "'a few' is neither a rank nor a range of ranks": one(calls(0, stands_for=("a few",))),
     # of folders
     "has no trace files: a trace directory holds rank-00000.parquet": lambda folder: None,
     "has no trace files: step.txt is ": raw(b"loss: 1", "step.txt"),
@@ -244,7 +244,7 @@ SAID: Mapping[str, Fill] = {
     # of what is asked for
     "no trace at": lambda folder: load(folder / "gone.parquet"),
     "no trace is given: give at least one file": lambda folder: load_several([]),
-    "of a rank that this trace has not: save into an empty directory": save_fewer_ranks,
+    "of a rank that this trace does not have: save into an empty directory": save_fewer_ranks,
     "2 processes record: name a directory, such as": record_into_one_file,
     "and the others are of different recordings": two_recordings,
     "merge was given no traces": lambda folder: merge_tables([]),

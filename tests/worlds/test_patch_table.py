@@ -62,7 +62,9 @@ def test_every_name_of_torch_is_replaced_in_a_world_and_put_back() -> None:
     gpus = ("h100", "mi300x")  # of two makers, of which each has versions of its own
     with world_of_all_entries(gpus[0]):
         pass  # which imports what the entries need
-    there = [entry for entry in PATCHED if entry.target.is_torchs and entry.target.is_loaded and entry.target.is_there]
+    there = [
+        entry for entry in PATCHED if entry.target.is_of_torch and entry.target.is_loaded and entry.target.is_there
+    ]
     before = {entry.target.path: value_of(entry.target) for entry in there}
     unchanged = set(before)
     for gpu in gpus:

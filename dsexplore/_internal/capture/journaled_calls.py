@@ -20,7 +20,7 @@ from dsexplore._internal.capture.content.recorded_content import event_rows, gro
 from dsexplore._internal.trace.call_journal import NOT_NUMBERED, CallJournal, JournalInfo, journal_file
 from dsexplore._internal.trace.files import names_directory
 from dsexplore._internal.trace.matching import is_numbered
-from dsexplore._internal.trace.process_states import born, host_clock
+from dsexplore._internal.trace.process_states import host_clock, start_ticks
 
 _MOST_REMEMBERED = 10_000
 """Calls whose parts are remembered by identity; parts that are made anew for each call gain nothing by it."""
@@ -135,7 +135,7 @@ def open_journal(save: str | os.PathLike[str], attempt: str, began: int, stack_d
         began=began,
         clock=host_clock(),
         pid=os.getpid(),
-        born=born(os.getpid()),
+        born=start_ticks(os.getpid()),
         torch_version=torch.__version__,
     )
     try:

@@ -85,7 +85,7 @@ class CommModeModuleTracker:
     @property
     def module_helper_dict(self) -> dict[str, dict[str, object]]:
         """{module: depth, type, and placements of its parameters as text}."""
-        return {name: node.as_torchs() for name, node in self.tree.items()}
+        return {name: node.helper_dict() for name, node in self.tree.items()}
 
     @property
     def module_depth_dict(self) -> dict[str, int]:

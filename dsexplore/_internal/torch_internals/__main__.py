@@ -1,4 +1,4 @@
-"""``python -m dsexplore._internal.torch_internals``: list what the installed torch lacks or has changed of the door."""
+"""``python -m dsexplore._internal.torch_internals``: list private names that the installed torch lacks or changed."""
 
 import sys
 

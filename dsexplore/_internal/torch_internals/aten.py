@@ -1,4 +1,4 @@
-"""Ops of torch whose names begin with an underscore; each stands with its overloads, but for those with a dot."""
+"""Ops of torch whose names begin with an underscore, each with all of its overloads."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from dsexplore._internal.torch_internals.names import internal
 
 copy_to: Any = internal("torch:ops.aten._to_copy")
-"""The op of ``tensor.to``: a copy of another dtype, on another device."""
+"""The op of ``tensor.to``: a copy with another dtype or on another device."""
 
 unsafe_view: Any = internal("torch:ops.aten._unsafe_view")
-"""The op of ``tensor.reshape`` of a tensor that was copied for it: a view that autograd does not know as such."""
+"""The op by which ``tensor.reshape`` views a copy that it made; autograd does not treat the result as a view."""
 
 read_element: Any = internal("torch:ops.aten._local_scalar_dense")
 """The op of ``tensor.item``."""
@@ -30,7 +30,7 @@ fused_adam: Any = internal("torch:ops.aten._fused_adam_")
 fused_adamw: Any = internal("torch:ops.aten._fused_adamw_")
 
 COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
-"""The namespaces of collectives: those that write into tensors they are given, and those that return new ones."""
+"""The namespaces of collectives: in-place ones of c10d, and functional ones."""
 wait: Any = internal("torch:ops._c10d_functional.wait_tensor")
 all_gather_flat: Any = internal("torch:ops.c10d._allgather_base_")
 """The op of ``all_gather_into_tensor``."""
@@ -43,4 +43,4 @@ flash_attention_on_cpu_backward: Any = internal("torch:ops.aten._scaled_dot_prod
 """The op that ``F.scaled_dot_product_attention`` calls on a CPU, and its backward."""
 
 shard_dim_alltoall: Any = internal("torch:ops._dtensor.shard_dim_alltoall")
-"""The op that sends a DTensor from one sharded dim to another."""
+"""The op that changes the sharded dim of a DTensor."""

@@ -1,6 +1,6 @@
-"""Autograd: the backward that runs, the nodes of the graph, and their numbers.
+"""Autograd: the running backward, the nodes of the graph, their sequence numbers, and hooks.
 
-Functions of torch's C++ code are bound as they are, since some are called for each module and each collective.
+Functions of torch's C++ code are bound without a wrapper, because some are called for each module and each collective.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.autograd.graph import get_gradient_edge
 from dsexplore._internal.torch_internals.names import TorchName, internal
 
 current_graph_task: Callable[[], int] = internal("torch._C:_current_graph_task_id", otherwise=lambda: -1)
-"""Return the number of the backward that runs in this thread; -1 for none."""
+"""Return the number of the backward that runs in this thread; -1 if none runs."""
 
 current_node: Callable[[], Any] = internal("torch._C:_current_autograd_node", otherwise=lambda: None)
-"""Return the autograd node that runs in this thread; None for none."""
+"""Return the autograd node that runs in this thread; None if none runs."""
 
 next_node_number: Callable[[], int] = internal("torch._C._autograd:_get_sequence_nr", otherwise=lambda: 0)
 """Return the sequence number that the next autograd node of this thread gets."""
@@ -26,19 +26,19 @@ next_node_number: Callable[[], int] = internal("torch._C._autograd:_get_sequence
 node_number: Callable[[Any], int] = methodcaller("_sequence_nr")
 """Return the sequence number of an autograd node."""
 
-with torch.inference_mode(False):  # this module may be imported in it
+with torch.inference_mode(False):  # this module may be imported in inference mode
     AccumulateGrad: Any = type(get_gradient_edge(torch.empty(0, device="cpu", requires_grad=True)).node)
-"""The class of the nodes that accumulate a parameter's gradient, which is their ``variable``."""
+"""Class of the nodes that accumulate a parameter's gradient; the parameter is their ``variable``."""
 
 
 def gradient_hooks(tensor: Any) -> list[Callable[..., Any]]:
-    """Return the hooks that get a tensor's gradient, and those that a parameter calls when it has accumulated one."""
+    """Return the hooks of a tensor's gradient, and those that run after a parameter has accumulated its gradient."""
     accumulated = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
     return [*(tensor._backward_hooks or {}).values(), *accumulated.values()]
 
 
 def put_hook_first(tensor: Any, hook: Callable[[Any], Any]) -> None:
-    """Register a hook that gets a tensor's gradient before the hooks that it has."""
+    """Register a hook that gets a tensor's gradient before the hooks that are already registered."""
     tensor.register_hook(hook)
     hooks = tensor._backward_hooks
     for earlier in list(hooks)[:-1]:
@@ -46,20 +46,20 @@ def put_hook_first(tensor: Any, hook: Callable[[Any], Any]) -> None:
 
 
 RUN_BACKWARD = TorchName("torch.autograd.graph:_engine_run_backward")
-"""The function by which all of torch's Python calls the engine."""
+"""Function by which all Python code of torch calls the engine."""
 
 APPLY_FUNCTION = TorchName("torch.autograd:Function.apply")
 RUN_NODE = TorchName("torch.autograd.function:BackwardCFunction.apply")
 RUN_NODE_BOXED = TorchName("torch.autograd.function:BackwardCFunction.apply_boxed", since="2.12")
-"""The methods by which the engine calls a backward function of Python: with its gradients, or with a list of them."""
+"""Methods by which the engine calls the backward of a Python function: with its gradients, or with a list of them."""
 
 SAVE_ON_CPU_INIT = TorchName("torch.autograd.graph:save_on_cpu.__init__")
 
 DESCRIBE_SAVED = TorchName("torch.utils.checkpoint:_default_meta_extractor")
-"""The function that describes a tensor of a checkpoint, by which forward and recomputation are compared."""
+"""Function that describes a checkpointed tensor, to compare those of forward and recomputation."""
 
 functorch_level: Callable[[], Any] = internal("torch._C:_functorch.peek_interpreter_stack", otherwise=lambda: None)
-"""Return the innermost transform of ``torch.func`` that runs in this thread; None for none."""
+"""Return the innermost transform of ``torch.func`` that runs in this thread; None if none runs."""
 
 AUTOCAST_ENTER = TorchName("torch:autocast.__enter__")
 AUTOCAST_EXIT = TorchName("torch:autocast.__exit__")

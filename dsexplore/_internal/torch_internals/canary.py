@@ -1,7 +1,7 @@
-"""Check of the installed torch: which private names it lacks, and which private functions changed their arguments.
+"""Check which private names the installed torch lacks, and which private functions have changed their arguments.
 
-Run it first when a new torch comes out: ``make canary`` takes seconds. The arguments on tested
-versions are in ``signatures.json``; ``--record`` adds those of the installed version.
+Run it first when a new torch comes out: ``make canary`` takes seconds. The arguments on tested versions are in
+``signatures.json``; ``--record`` adds those of the installed version.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dsexplore._internal.torch_internals.names import OLDEST, TorchName, is_ther
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
 NOT_SUBJECTS = {"canary", "names", "__main__"}
+"""Modules of this room that do not use names of torch."""
 
 Signatures = dict[str, dict[str, str]]
 """{minor version of torch: {name of a Python function: its arguments}}."""
@@ -34,11 +35,11 @@ class Difference:
     """A name in which the installed torch differs from what this package expects.
 
     Attributes:
-        path: module and attribute.
-        kind: ``"missing"``: not there, in a version that should have it; ``"unexpected"``: there, in a version that
-            should not; ``"signature"``: a Python function that takes other arguments than in a tested version.
-        expected: the versions that have it, or the arguments that it took.
-        installed: the arguments that it takes; empty for names.
+        path: Module and attribute, ``"torch.nn:Module._apply"``.
+        kind: ``"missing"`` in a version that should have the name; ``"unexpected"`` in a version that should not have
+            it; ``"signature"`` for a Python function that takes other arguments than in a tested version.
+        expected: Versions that have the name, or the arguments that the function took.
+        installed: Arguments that the function takes; empty for the other kinds.
     """
 
     path: str
@@ -57,31 +58,32 @@ def load_door() -> list[TorchName]:
     for module in iter_modules(torch_internals.__path__):
         if module.name not in NOT_SUBJECTS:
             loaded = import_module(f"{torch_internals.__name__}.{module.name}")
-            for path, since, until in looked_up_later(inspect.getsource(loaded)):
+            for path, since, until in names_in_source(inspect.getsource(loaded)):
                 if path not in registered_names:
                     TorchName(path, since=since, until=until)
-    return [name for name in registered_names.values() if name.is_torchs]
+    return [name for name in registered_names.values() if name.is_of_torch]
 
 
-def looked_up_later(source: str) -> list[tuple[str, str, str | None]]:
-    """Return (path, first version, last version) of each name that a module's source looks up by a literal."""
+def names_in_source(source: str) -> list[tuple[str, str, str | None]]:
+    """Return (path, first version, last version) of each literal that a module passes to `internal` or `TorchName`."""
     result = []
     for call in ast.walk(ast.parse(source)):
         if not isinstance(call, ast.Call):
             continue
-        asked = [ast.unparse(call.func), *(argument.id for argument in call.args if isinstance(argument, ast.Name))]
-        texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
-        if {"internal", "TorchName"} & set(asked) and texts and isinstance(texts[0], str):
-            named = {
-                keyword.arg: keyword.value.value for keyword in call.keywords if isinstance(keyword.value, ast.Constant)
+        functions = {ast.unparse(call.func), *(arg.id for arg in call.args if isinstance(arg, ast.Name))}
+        literals = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+        if functions & {"internal", "TorchName"} and literals and isinstance(literals[0], str):
+            options = {
+                keyword.arg: str(keyword.value.value)
+                for keyword in call.keywords
+                if isinstance(keyword.value, ast.Constant) and keyword.value.value is not None
             }
-            since, until = named.get("since", OLDEST), named.get("until")
-            result.append((texts[0], str(since), None if until is None else str(until)))
+            result.append((literals[0], options.get("since", OLDEST), options.get("until")))
     return result
 
 
 def private_names(names: list[TorchName]) -> list[str]:
-    """Return the private names among `names`, sorted and without duplicates, ops and modules."""
+    """Return the private parts of names, sorted and without duplicates; ops and modules are not included."""
     private = {name.private_part for name in names if name.attribute and not name.path.startswith("torch:ops.")}
     return sorted(private - {""})
 
@@ -90,11 +92,8 @@ def differences(names: list[TorchName], recorded: Signatures) -> list[Difference
     """Return the differences between the installed torch and what this package expects.
 
     Args:
-        names: the expected names.
-        recorded: arguments of functions on tested versions.
-
-    Returns:
-        The differences, in the order of the names.
+        names: Names that this package uses; the differences are in their order.
+        recorded: Arguments of functions on tested versions.
     """
     tested = nearest(recorded)
     result = []
@@ -124,15 +123,17 @@ def arguments(function: Any) -> str:
 
 
 def nearest(recorded: Signatures) -> str:
-    """Return the newest recorded minor version that is not newer than the installed torch, else the oldest."""
+    """Return the newest recorded minor version up to the installed torch, else the oldest; empty without any."""
     installed = minor_version(torch.__version__)
     versions = sorted(recorded, key=minor_version)
     older = [version for version in versions if minor_version(version) <= installed]
-    return (older or versions or [""])[-1 if older else 0]
+    if older:
+        return older[-1]
+    return versions[0] if versions else ""
 
 
 def read_signatures() -> Signatures:
-    """Return the arguments of functions on tested versions."""
+    """Return the arguments of functions on tested versions, from ``signatures.json``."""
     if not SIGNATURES.exists():
         return {}
     loaded: Signatures = json.loads(SIGNATURES.read_text(encoding="utf-8"))
@@ -140,7 +141,7 @@ def read_signatures() -> Signatures:
 
 
 def record(names: list[TorchName], recorded: Signatures) -> Signatures:
-    """Return the recorded signatures, with those of the installed torch for its minor version."""
+    """Return the recorded signatures, with those of the installed torch added under its minor version."""
     installed = ".".join(map(str, minor_version(torch.__version__)))
     signatures = {name.path: arguments(value) for name in names if is_there(value := name.get())}
     signatures = {path: text for path, text in sorted(signatures.items()) if text}
@@ -148,12 +149,10 @@ def record(names: list[TorchName], recorded: Signatures) -> Signatures:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print how the installed torch differs, and return the exit status: 1 if anything is missing or changed."""
+    """Print how the installed torch differs, and return the exit status: 1 if it differs, else 0."""
     parser = argparse.ArgumentParser(prog="python -m dsexplore._internal.torch_internals", description=__doc__)
-    parser.add_argument("--record", action="store_true", help="keep what functions take on the installed torch")
-    parser.add_argument(
-        "--names", action="store_true", help="list all names of the door, with the versions that have them"
-    )
+    parser.add_argument("--record", action="store_true", help="store the arguments of functions on the installed torch")
+    parser.add_argument("--names", action="store_true", help="list all names, with the versions that have them")
     options = parser.parse_args(argv)
     names = load_door()
     if options.names:

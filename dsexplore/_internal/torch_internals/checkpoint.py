@@ -19,12 +19,12 @@ _thread_state: Any = internal("torch.serialization:_serialization_tls")
 
 
 def is_saving_fake_tensors() -> bool:
-    """Return True while ``torch.save`` pickles fake tensors as such with memory, under ``skip_data``."""
+    """Return True while ``torch.save`` writes fake tensors as if they had memory, under ``skip_data``."""
     return bool(_thread_state.materialize_fake_tensors)
 
 
 def is_loading_by_function() -> bool:
-    """Return True while ``torch.load`` has a function of the program's as ``map_location``."""
+    """Return True while ``torch.load`` runs with a function of the program as ``map_location``."""
     return callable(_thread_state.map_location)
 
 
@@ -35,10 +35,10 @@ def safetensors_names() -> dict[torch.dtype, str]:
 
 SAVE = TorchName("torch:save")
 RESTORE_LOCATION = TorchName("torch._utils:_get_restore_location")
-"""The function that says where ``torch.load`` puts a tensor that is no longer where it was."""
+"""Function that returns where ``torch.load`` puts a tensor: ``(map_location)``."""
 
 RESTORE_DEVICE = TorchName("torch._utils:_restore_device_fake_mode")
-"""The function that gives a fake tensor that was loaded the device of its file."""
+"""Function that sets the device of a loaded fake tensor to that in the file."""
 
 SET_RNG_STATE = TorchName("torch:set_rng_state")
 FROM_STORAGE = TorchName("torch:asarray")
@@ -48,7 +48,7 @@ STAGE_TENSOR = TorchName("torch.distributed.checkpoint._state_dict_stager:StateD
 WRITE_IN_THREAD = TorchName(
     "torch.distributed.checkpoint._async_thread_executor:_ThreadBasedAsyncCheckpointExecutor.execute_save"
 )
-"""The methods by which ``dcp.async_save`` copies a tensor, and writes in another thread."""
+"""Methods by which ``dcp.async_save`` copies a tensor, and writes in another thread."""
 
 SAFETENSORS_SAVE = TorchName("safetensors.torch:save_file")
 SAFETENSORS_LOAD = TorchName("safetensors.torch:load_file")
@@ -59,7 +59,7 @@ untyped: Callable[[torch.TypedStorage], torch.UntypedStorage] = attrgetter("_unt
 """Return the untyped storage of a typed one, without torch's warning that such storages are deprecated."""
 
 OBJECT_STATE = TorchName("torch._utils:_get_obj_state")
-"""The function that returns which attributes of a tensor are pickled."""
+"""Function that returns the attributes of a tensor that are pickled."""
 
 REDUCE_TENSOR = TorchName("torch:Tensor._reduce_ex_internal")
 REBUILD_TENSOR = TorchName("torch._utils:_rebuild_tensor")
@@ -68,25 +68,25 @@ STORAGE_TO = TorchName("torch:UntypedStorage.to")
 STORAGE_CUDA = TorchName("torch:UntypedStorage.cuda")
 LOCATION_OF_STORAGE = TorchName("torch.serialization:location_tag")
 PUT_STORAGE = TorchName("torch.serialization:_deserialize")
-"""The functions that say where a storage is, and put one where its file says."""
+"""Functions that return the location of a storage as text, and move a loaded storage to its location."""
 
 BUILD_GLOBAL_METADATA = TorchName("torch.distributed._shard.sharded_tensor.utils:build_global_metadata")
-"""The function that joins what the ranks hold of a ``ShardedTensor``: ``(gathered_metadatas, …)``."""
+"""Function that joins the metadata of a ``ShardedTensor`` on all ranks: ``(gathered_metadatas, …)``."""
 
 
-def place_of_shard(rank: int, beside: Any) -> Any:
-    """Return the place of a shard of a ``ShardedTensor`` on another rank, on the same device as one of this rank."""
-    return type(beside)(f"rank:{rank}/{beside.device()}")
+def placement_of_shard(rank: int, local: Any) -> Any:
+    """Return the placement of a shard of a ``ShardedTensor`` on another rank, on the device of a `local` placement."""
+    return type(local)(f"rank:{rank}/{local.device()}")
 
 
 BROADCAST_STATE_DICT = TorchName("torch.distributed._state_dict_utils:_broadcast_state_dict")
-"""The function that broadcasts rank 0's state dict: ``(full_state_dict, local_state_dict, …)``."""
+"""Function that broadcasts rank 0's state dict: ``(full_state_dict, local_state_dict, …)``."""
 VALIDATE_GLOBAL_PLAN = TorchName("torch.distributed.checkpoint.default_planner:_validate_global_plan")
-"""The function that checks whether the plans of all ranks cover each tensor."""
+"""Function that checks whether the plans of all ranks cover each tensor."""
 
 
-def answer_of_valid_plan(validate: Any) -> bool | list[str]:
-    """Return the result of `VALIDATE_GLOBAL_PLAN` for valid plans: no errors; True up to torch 2.11."""
+def result_of_valid_plan(validate: Any) -> bool | list[str]:
+    """Return the result of `VALIDATE_GLOBAL_PLAN` for valid plans: an empty list of errors; True up to torch 2.11."""
     return True if validate.__annotations__["return"] in (bool, "bool") else []
 
 
@@ -94,9 +94,9 @@ WRAPPER_METHODS = {
     name: TorchName(f"torch.distributed.checkpoint.utils:_DistWrapper.{name}")
     for name in ("reduce_scatter", "all_reduce", "broadcast")
 }
-"""The methods by which the ranks of a distributed checkpoint exchange plans and results."""
+"""Methods by which the ranks of a distributed checkpoint exchange plans and results."""
 
 
 def tensor_info(tensor: torch.Tensor) -> Any:
-    """Return the description that is sent before a state dict's tensor: size and dtype."""
+    """Return the description that is sent before a tensor of a state dict: its size and dtype."""
     return internal("torch.distributed._state_dict_utils:_TensorInfo")(tensor.size(), tensor.dtype)

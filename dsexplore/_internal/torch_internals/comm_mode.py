@@ -1,4 +1,4 @@
-"""torch's own ``CommDebugMode``: the class, and the tables of the ops that it counts and lists."""
+"""torch's own ``CommDebugMode``, and the tables of the ops that it counts and lists."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class CountedOps(NamedTuple):
     """Ops that torch's mode distinguishes, each an ``OpOverloadPacket`` except those in ``trivial``."""
 
     older_names: dict[Any, Any]
-    """Functional ops, and the older ones under which they are counted."""
+    """{functional op: older op as which it is counted}."""
     functional: frozenset[Any]
     """The functional and DTensor ops that are counted."""
     c10d: frozenset[Any]
-    """The ops of c10d that are counted: none from point to point, no barriers."""
+    """The ops of c10d that are counted; sends, receives and barriers are not."""
     trivial: set[str]
     """Names of operations that only the highest noise level shows."""
 
@@ -25,15 +25,15 @@ class CountedOps(NamedTuple):
 def counted_ops() -> CountedOps:
     """Return the op tables of torch's mode."""
     return CountedOps(
-        internal(f"{_MODULE}:NATIVE_TO_PY_MAPPING"),
-        frozenset(make_mode().comm_registry),
-        frozenset(internal(f"{_MODULE}:c10d_collective_ops")),
-        internal(f"{_MODULE}:trivial_ops"),
+        older_names=internal(f"{_MODULE}:NATIVE_TO_PY_MAPPING"),
+        functional=frozenset(make_mode().comm_registry),
+        c10d=frozenset(internal(f"{_MODULE}:c10d_collective_ops")),
+        trivial=internal(f"{_MODULE}:trivial_ops"),
     )
 
 
 def make_mode() -> Any:
-    """Return torch's mode, which only forms what it is filled with while it is not entered."""
+    """Return torch's mode; unless it is entered, it only formats the counts that it is given."""
     from torch.distributed.tensor.debug import CommDebugMode
 
     return CommDebugMode()

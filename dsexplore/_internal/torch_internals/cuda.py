@@ -1,4 +1,4 @@
-"""CUDA: the functions of ``torch._C`` that ask a GPU's driver, and what ``torch.cuda`` keeps of their answers."""
+"""CUDA: the functions of ``torch._C`` that call a GPU's driver, and the names of ``torch.cuda`` that depend on them."""
 
 from __future__ import annotations
 
@@ -78,27 +78,28 @@ _ANSWERS: dict[str, tuple[str, ...]] = {
         "_accelerator_setAllocatorSettings",
     ),
 }
-"""By method of a driver: the functions of ``torch._C`` that it answers, with their arguments."""
+"""{method of a driver: functions of ``torch._C`` that it replaces}; it takes their arguments."""
 
 _OF_A_DEVICE = ("_cuda_", "_nccl_", "_accelerator_")
+"""Start of the names of functions of ``torch._C`` that call a driver."""
 _SETTINGS = (
     "_cuda_get_cudnn_benchmark_limit",
     "_cuda_set_cudnn_benchmark_limit",
     "_cuda_get_conv_benchmark_empty_cache",
 )
-"""Functions of a CUDA build that need no driver; a CPU build, where cuDNN is not available, is never asked for them."""
+"""Functions of a CUDA build that need no driver; in a CPU build, which has no cuDNN, nothing calls them."""
 
 
 def provide_driver(patches: Patches, driver: Any) -> None:
-    """Make ``torch.cuda`` and ``torch.accelerator`` get their answers from an object.
+    """Make ``torch.cuda`` and ``torch.accelerator`` call an object instead of a GPU's driver.
 
-    A CPU build of torch lacks the functions of ``torch._C`` that these modules call, so it gets them. A CUDA build has
-    more of them than are answered here: those are hidden, as they would look for a driver that is not there.
+    A CPU build of torch lacks the functions of ``torch._C`` that these modules call, so they are added. A CUDA build
+    has more of them than the object replaces; the others are hidden, because they would look for a driver.
 
     Args:
-        patches: takes everything back.
-        driver: has the methods that `_ANSWERS` names, ``properties`` of each device, and the CUDA ``runtime`` and
-            ``ranges`` (NVTX) as objects.
+        patches: Set of changes, which restores everything.
+        driver: Object with the methods that `_ANSWERS` names, ``properties`` of each device, and the CUDA ``runtime``
+            and ``ranges`` (NVTX) as objects.
     """
     answers = {name: getattr(driver, method) for method, names in _ANSWERS.items() for name in names}
     for name, function in list(vars(torch._C).items()):
@@ -122,7 +123,11 @@ def provide_driver(patches: Patches, driver: Any) -> None:
 
 
 def _refuse_name(name: str) -> NoReturn:
-    """Raise AttributeError for a name that ``torch._C`` does not have, because no CUDA build of torch is needed."""
+    """Raise AttributeError for a name that ``torch._C`` does not have; if it is one of CUDA, say why.
+
+    Raises:
+        AttributeError: always.
+    """
     if name.startswith(_OF_A_DEVICE):
         raise AttributeError(
             f"torch._C.{name} needs a GPU, and a CPU stands in for it: leave out the call of torch.cuda that asks"
@@ -147,10 +152,10 @@ TENSOR_TYPES = {
         torch.bool: "Bool",
     }.items()
 }
-"""The old types of tensors on GPUs, by dtype."""
+"""{dtype: legacy type of its tensors on GPUs}."""
 
 LAZY_INIT = TorchName("torch.cuda:_lazy_init")
-"""The function that C++ calls before the first op on a GPU."""
+"""Function that C++ calls before the first op on a GPU."""
 GENERATOR = TorchName("torch:Generator")
 DEFAULT_GENERATORS = TorchName("torch.cuda:default_generators")
 CUDA_VERSION = TorchName("torch.version:cuda")
@@ -172,7 +177,7 @@ SENSORS = tuple(
     TorchName(f"torch.cuda:{name}")
     for name in ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
 )
-"""The functions that ask a driver how a GPU fares."""
+"""Functions that read the sensors of a GPU."""
 MEMORY_USED = TorchName("torch.cuda:device_memory_used")
 PROFILE = TorchName("torch.autograd.profiler:profile.__init__")
 EMIT_NVTX = tuple(TorchName(f"torch.autograd.profiler:emit_nvtx.{name}") for name in ("__enter__", "__exit__"))
@@ -186,4 +191,4 @@ CREATE_BLOCK_MASK = TorchName("torch.nn.attention.flex_attention:create_block_ma
 COMPILE = TorchName("torch:compile")
 EXPORTS = (TorchName("torch.export:export"), TorchName("torch.export:export_for_training", until="2.10"))
 TREES_OF_GRAPHS = "torch._inductor.cudagraph_trees"
-"""The module with which the compiler keeps CUDA graphs; a torch without CUDA cannot import it."""
+"""Module in which the compiler manages CUDA graphs; a torch without CUDA cannot import it."""

@@ -25,35 +25,35 @@ INIT = TorchName("torch.nn.parallel:DistributedDataParallel.__init__")
 
 REBUILD_BUCKETS = TorchName("torch.distributed:Reducer._rebuild_buckets")
 SET_STATIC_GRAPH = TorchName("torch.distributed:Reducer._set_static_graph")
-"""The methods of the reducer that write integers into tensors' memory and send them."""
+"""Methods of the reducer that write integers into the memory of tensors and send them."""
 
 BUCKET_TENSORS = tuple(TorchName(f"torch.distributed:GradBucket.{name}") for name in ("buffer", "gradients"))
-"""The methods of a bucket that give its memory to a communication hook."""
+"""Methods of a bucket by which a communication hook gets its memory."""
 
 COMMON_RANK = TorchName("torch.nn.parallel:DistributedDataParallel._find_common_rank")
-"""The method by which ranks in a ``Join`` agree on the one that sends its parameters or buffers to the others."""
+"""Method by which ranks in a ``Join`` agree on one that broadcasts its parameters or buffers."""
 CHECK_HOOK = TorchName("torch.nn.parallel:DistributedDataParallel._check_comm_hook")
-"""The method that checks a communication hook before it is registered: ``(hook)``."""
+"""Method that checks a communication hook before it is registered: ``(hook)``."""
 
 
 def refuse_use(model: Any, refuse: Callable[[], NoReturn]) -> None:
-    """Make a model raise in its forward, also one that ``replicate`` made, and in a backward whose forward has run.
+    """Make a DDP model raise in its forward, and in a backward whose forward has run.
 
     Args:
-        model: a DDP wrapper, which may be half made.
-        refuse: called instead of forward and backward; it raises.
+        model: DDP wrapper, which may be half constructed, or a module to which ``replicate`` was applied.
+        refuse: Function that is called instead of forward and backward, and raises.
     """
     model._pre_forward = lambda *_args, **_kwargs: refuse()
     reducer = getattr(model, "reducer", None)
     if reducer is not None:
-        with suppress(RuntimeError):  # it has a hook of the program, whose collectives are refused
+        with suppress(RuntimeError):  # the program has registered a hook, whose collectives raise
             _register_hook(reducer, None, lambda _state, _bucket: refuse())
 
 
 def is_replicated(module: nn.Module) -> bool:
-    """Return True if DDP reduces the gradients of this module: a wrapper, or what ``replicate`` was applied to.
+    """Return True if DDP reduces the gradients of this module: a wrapper, or a module of ``replicate``.
 
-    False where FSDP reduces them: ``replicate_with_fsdp.replicate`` leaves the same entry in a module's registry.
+    False if FSDP reduces them, although ``replicate_with_fsdp.replicate`` leaves the same entry in a module's registry.
     """
     if isinstance(module, DistributedDataParallel):
         return True

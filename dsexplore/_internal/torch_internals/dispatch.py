@@ -1,4 +1,4 @@
-"""The dispatcher (keys, kernels, ops, dispatch modes), and how torch.compile's frame evaluation is kept away."""
+"""The dispatcher: keys, kernels, ops and dispatch modes; and functions that keep torch.compile from compiling code."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ else:
 
 
 class PlainDispatchMode(TorchDispatchMode):
-    """A dispatch mode that torch does not wrap for the compiler, which costs a fifth of what an op costs here.
+    """A dispatch mode that torch does not wrap for the compiler; the wrapper takes a fifth of an op's time.
 
-    Where a compiler looks at frames (`eval_frame_callback`), ``__torch_dispatch__`` has to keep it away itself.
+    While a compiler evaluates frames (`eval_frame_callback`), ``__torch_dispatch__`` has to disable it itself.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class PlainDispatchMode(TorchDispatchMode):
 
 
 BACKEND_SELECT: DispatchKey = internal("torch:DispatchKey.BackendSelect")
-"""The key that every call passes right before the kernel of a device is chosen."""
+"""The key that every call has right before the kernel of a device is chosen."""
 CPU: DispatchKey = internal("torch:DispatchKey.CPU")
 META: DispatchKey = internal("torch:DispatchKey.Meta")
 
@@ -49,19 +49,19 @@ _keys_after = internal("torch._C:_dispatch_keyset_full_after")
 AFTER_BACKEND_SELECT: DispatchKeySet = (
     _keys_after(BACKEND_SELECT) if is_there(_keys_after) and is_there(BACKEND_SELECT) else _keys_after
 )
-"""The keys of all kernels that a call may still reach behind `BACKEND_SELECT`."""
+"""The keys of all kernels that a call may reach after `BACKEND_SELECT`."""
 META_ALONE: Any = DispatchKeySet(META) if is_there(META) and is_there(DispatchKeySet) else DispatchKeySet
 """The keys of a call on meta tensors that goes straight to its kernel."""
 
 exclude_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_excluded")
 include_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_included")
-"""Include a key in the calls of this thread, or no longer."""
+"""Exclude or include a key in the calls of this thread: ``(key, whether)``."""
 is_key_excluded: Callable[[DispatchKey], bool] = internal(
     "torch._C:_dispatch_tls_is_dispatch_key_excluded", otherwise=lambda key: False
 )
 is_key_included: Callable[[DispatchKey], bool] = internal("torch._C:_dispatch_tls_is_dispatch_key_included")
-CAN_PASS_KEYS_BY = all(map(is_there, (exclude_key, include_key, is_key_excluded, is_key_included)))
-"""Whether calls can be made to pass the kernels of a key by."""
+CAN_SKIP_KEYS = all(map(is_there, (exclude_key, include_key, is_key_excluded, is_key_included)))
+"""True if the installed torch has the functions by which calls skip the kernels of a key."""
 
 active_dispatch_modes: Callable[[], list[Any]] = internal(
     "torch.utils._python_dispatch:_get_current_dispatch_mode_stack"
@@ -69,24 +69,24 @@ active_dispatch_modes: Callable[[], list[Any]] = internal(
 """Return the dispatch modes that are active in this thread, outermost first."""
 
 with_torch_function: Callable[[], Any] = internal("torch._C:_EnableTorchFunction")
-"""Return a context in which torch calls ``__torch_function__`` again, also inside of one in which it does not."""
+"""Return a context in which torch calls ``__torch_function__``, also inside a context that disables it."""
 
 without_modes: Callable[[], Any] = internal(
     "torch.utils._python_dispatch:_disable_current_modes", otherwise=nullcontext
 )
-"""Return a context in which no dispatch mode is active in this thread, where torch can make one."""
+"""Return a context in which no dispatch mode is active in this thread; one without effect if torch has none."""
 
 no_torch_dispatch: Callable[[], Any] = internal("torch._C:_DisableTorchDispatch")
-"""Return a context in which ops reach the kernels of their device: no dispatch mode, and no subclass, sees them."""
+"""Return a context in which ops reach the kernels of their device, without dispatch modes and tensor subclasses."""
 
 current_tracing_context: Callable[[], Any] = internal("torch._guards:TracingContext.try_get", otherwise=lambda: None)
-"""Return the context in which the compiler traces a program in this thread; None where it does not."""
+"""Return the context in which the compiler traces a program in this thread; None if it does not trace."""
 
 all_op_names: Callable[[], list[str]] = internal("torch._C:_dispatch_get_all_op_names", otherwise=list)
-"""Return the names of all ops, ``"aten::add.Tensor"``, which takes milliseconds; none where torch does not say."""
+"""Return the names of all ops, ``"aten::add.Tensor"``; empty if torch cannot list them. It takes milliseconds."""
 
 redispatch_of: Callable[[Any], Callable[..., Any]] = attrgetter("_handle.redispatch_boxed")
-"""Return the function of an op that calls the kernel of its first argument, a set of keys."""
+"""Return the function of an op that calls the kernel for a set of keys, which is its first argument."""
 
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
 """Return the schema of an op, with its ``name``, ``arguments`` and ``returns``."""
@@ -96,18 +96,18 @@ _custom_ops = internal("torch._library.custom_ops:OPDEFS", otherwise={})
 
 
 def python_function_of(op: Any) -> Any:
-    """Return the Python function that implements an op, where ``torch.library.custom_op`` defined it; else None."""
+    """Return the Python function that implements an op of ``torch.library.custom_op``; None for another op."""
     return getattr(_custom_ops.get(schema_of(op).name), "_init_fn", None)
 
 
 def find_op(name: str) -> Any:
-    """Return the op of a name as the dispatcher has it, ``"c10d::allreduce_"``, with its overloads; None for none."""
+    """Return the op with the dispatcher's name ``"c10d::allreduce_"``, with its overloads; None if there is none."""
     namespace, _, op = name.partition("::")
     return getattr(getattr(torch.ops, namespace), op, None)
 
 
 def ops_defined_in_python() -> Iterable[str]:
-    """Return the schemas of the ops that Python code has defined, also of those that are gone again."""
+    """Return the schemas of all ops that Python code has defined, also of those that were removed since."""
     return getattr(torch.library, "_defs", ())
 
 
@@ -116,16 +116,12 @@ def remove_kernels(library: torch.library.Library) -> None:
     library._destroy()
 
 
-_of_autograd = internal("torch._library.autograd:make_autograd_impl")
+_make_autograd_impl = internal("torch._library.autograd:make_autograd_impl")
+_constants = getattr(getattr(_make_autograd_impl, "__code__", None), "co_consts", ())
 AUTOGRAD_OF_OP: CodeType | None = next(
-    (
-        constant
-        for constant in getattr(getattr(_of_autograd, "__code__", None), "co_consts", ())
-        if getattr(constant, "co_name", "") == "autograd_impl"
-    ),
-    None,
+    (constant for constant in _constants if getattr(constant, "co_name", "") == "autograd_impl"), None
 )
-"""The code of torch's function that calls a functional collective's op on behalf of autograd."""
+"""Code of torch's function that calls the op of a functional collective for autograd; None if torch has none."""
 
 eval_frame_callback: Callable[[], Any] = internal(
     "torch._C._dynamo.eval_frame:get_eval_frame_callback", otherwise=lambda: None
@@ -133,7 +129,7 @@ eval_frame_callback: Callable[[], Any] = internal(
 """Return the compiler's frame callback of this thread; None if there is none."""
 
 uncompiled: Callable[[Any], Any] = internal("torch._compile:_disable_dynamo", otherwise=torch.compiler.disable)
-"""Return a function that the compiler leaves alone, with all that it calls. The compiler is not imported for it."""
+"""Return a function that the compiler does not compile, nor what it calls. This does not import the compiler."""
 
 _set_strategy = internal("torch._C._dynamo.eval_frame:set_code_exec_strategy")
 _Strategy = internal("torch._C._dynamo.eval_frame:_FrameExecStrategy")
@@ -141,24 +137,23 @@ _Action = internal("torch._C._dynamo.eval_frame:_FrameAction")
 
 
 def leave_to_python(code: CodeType) -> None:
-    """Keep torch.compile from compiling a function, and what it calls, as a graph of its own.
+    """Keep torch.compile from compiling a function, and the functions that it calls, as graphs of their own.
 
-    Where torch.compile leaves a frame to Python, it still tries to compile every function called from there, ours
-    included: an observer would become a graph of its own. A graph of the user's that calls the function may still
-    contain it.
+    When torch.compile leaves a frame to Python, it still tries to compile every function that the frame calls. An
+    observer would then become a graph of its own. A graph of the user that calls the function may still contain it.
     """
     _leave(code, with_calls=True)
 
 
 def leave_frame_to_python(code: CodeType) -> None:
-    """Keep torch.compile from compiling a function as a graph of its own; what the function calls may become one."""
+    """Keep torch.compile from compiling a function as a graph of its own; functions that it calls may become graphs."""
     _leave(code, with_calls=False)
 
 
 def _leave(code: CodeType, with_calls: bool) -> None:
-    if is_there(_set_strategy) and is_there(_Strategy) and is_there(_Action):  # else a graph more is all that happens
-        called = _Action.SKIP if with_calls else _Action.DEFAULT
-        _set_strategy(code, _Strategy(_Action.SKIP, called))
+    if is_there(_set_strategy) and is_there(_Strategy) and is_there(_Action):  # otherwise there is only one more graph
+        action_of_calls = _Action.SKIP if with_calls else _Action.DEFAULT
+        _set_strategy(code, _Strategy(_Action.SKIP, action_of_calls))
 
 
 has_kernel_for: Callable[[str, str], bool] = internal("torch._C:_dispatch_has_kernel_for_dispatch_key")
@@ -170,7 +165,7 @@ Raises:
 
 
 def has_op(name: str) -> bool:
-    """Return True if there is an op of that name, or if torch cannot say."""
+    """Return True if there is an op of that name, or if torch cannot tell."""
     if not is_there(has_kernel_for):
         return True
     try:
@@ -181,5 +176,5 @@ def has_op(name: str) -> bool:
 
 
 def load_compiler() -> None:
-    """Import the part of torch.compile that keeps functions of torch as it finds them."""
+    """Import the part of torch.compile that stores references to functions of torch when it is imported."""
     internal("torch._dynamo")

@@ -23,15 +23,15 @@ _LATER: dict[str, Callable[[], Any]] = {
         internal, "torch.distributed._local_tensor:local_tensor_mode", since="2.10", otherwise=lambda: None
     ),
 }
-"""What is not looked up before it is asked for, as ``torch.distributed.tensor`` takes long to import."""
+"""{name: function that looks it up}; at first use, because ``torch.distributed.tensor`` takes long to import."""
 
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
 
     RngTracker: Any
-    """The base class of what shares the state of generators."""
+    """Base class of the trackers that keep the states of generators equal on ranks."""
     local_tensor_mode: Callable[[], Any]
-    """Return the active ``LocalTensorMode``, which computes for all ranks at once; None where there is none."""
+    """Return the active ``LocalTensorMode``, which computes for all ranks at once; None if none is active."""
 else:
 
     def __getattr__(name: str) -> Any:
@@ -42,17 +42,17 @@ else:
 
 
 local_tensor: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
-"""Return this rank's part of a DTensor, without autograd and without waiting for it."""
+"""Return this rank's part of a DTensor, without autograd and without waiting for a collective."""
 
 PROPAGATE_SHARDING = TorchName(
     "torch.distributed.tensor._sharding_prop:ShardingPropagator.propagate_op_sharding_non_cached"
 )
-"""The method that works out how the results of an op are sharded, where no cache knows it."""
+"""Method that computes how the results of an op are sharded, if no cache has it."""
 
 PROPAGATE_TENSOR_META = TorchName(
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached"
 )
-"""The method that runs an op on fake tensors of global shape, to learn the shape of its result."""
+"""Method that runs an op on fake tensors of global shape, to get the shape of its result."""
 
 
 root_mesh: Callable[[DeviceMesh], DeviceMesh] = internal(
@@ -60,20 +60,20 @@ root_mesh: Callable[[DeviceMesh], DeviceMesh] = internal(
     since="2.10",
     otherwise=internal("torch.distributed.device_mesh:_mesh_resources.get_root_mesh", otherwise=lambda mesh: mesh),
 )
-"""Return the mesh that a mesh was sliced from; the mesh itself if it is not a slice. The older way is deprecated."""
+"""Return the mesh that a mesh was sliced from; the mesh itself if it is not a slice."""
 _takes_rank = "_rank" in inspect.signature(DeviceMesh.__init__).parameters
 
 
 def group_names(mesh: DeviceMesh) -> Sequence[str]:
-    """Return the names of a mesh's process groups, one per axis; none for a mesh without groups, as one on paper."""
+    """Return the names of a mesh's process groups, one per axis; empty for a mesh without groups."""
     return getattr(mesh, "_dim_group_names", None) or ()
 
 
 def group_of_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup | None:
-    """Return the process group of a mesh that has that name; None where the mesh has no such group.
+    """Return the process group of a mesh with a name; None if the mesh has no such group.
 
-    A mesh of an earlier world may carry the name of another group of today's. A mesh of torch 2.9 has names alone, so
-    there the group is the one that had the name when it was first asked for; None if none had.
+    A mesh of an earlier world may have the name of a group that a later world made, so the name alone is not enough. A
+    mesh of torch 2.9 has only names. There, the group is the one that had the name at the first call for this mesh.
     """
     root: Any = root_mesh(mesh)
     if hasattr(root, "_pg_registry"):
@@ -83,28 +83,31 @@ def group_of_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup | None:
     if name not in references:
         try:
             references[name] = weakref.ref(resolve_group(name))
-        except RuntimeError:  # the group was destroyed before anybody asked
+        except RuntimeError:  # the group was destroyed before the first call
             return None
     return references[name]()
 
 
 def mesh_without_groups(ranks: torch.Tensor, names: tuple[str, ...] | None = None) -> DeviceMesh:
-    """Return a mesh on paper, seen from its first rank."""
+    """Return a mesh without process groups, on its first rank."""
     if _takes_rank:
         return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=int(ranks.flatten()[0]))
-    mesh = DeviceMesh("xla", ranks, mesh_dim_names=names, _init_backend=False)  # the type that asks for no rank
+    mesh = DeviceMesh("xla", ranks, mesh_dim_names=names, _init_backend=False)  # the device type that needs no rank
     vars(mesh)["_coordinate_on_dim"] = [0] * ranks.ndim
     return mesh
 
 
 class PlannedStep(NamedTuple):
-    """One step of a redistribution: an axis gets another placement."""
+    """One step of a redistribution, which changes the placement of one axis."""
 
     axis: int
+    """Number of the mesh axis."""
     before: Any
+    """Placement of the axis before the step."""
     after: Any
+    """Placement of the axis after the step."""
     shape: tuple[int, ...]
-    """The shape that the axis cuts."""
+    """Shape of the tensor that the axis shards."""
 
 
 def plan_redistribution(
@@ -113,10 +116,10 @@ def plan_redistribution(
     """Return the steps by which torch brings a tensor from some placements to others.
 
     Args:
-        mesh: where it lies; needs no process groups.
-        tensor: has the global shape and dtype, on the meta device.
-        before: its placements, one per axis.
-        after: those wanted.
+        mesh: Mesh of the tensor; it needs no process groups.
+        tensor: Tensor with the global shape and dtype, on the meta device.
+        before: Placements of the tensor, one per axis.
+        after: Placements to bring it to, one per axis.
     """
     meta = internal("torch.distributed.tensor._dtensor_spec:TensorMeta")(tensor.shape, tensor.stride(), tensor.dtype)
     spec = internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")
@@ -133,12 +136,12 @@ def plan_redistribution(
 
 
 def forget_planners() -> None:
-    """Drop the planners of redistributions that torch keeps, each with its mesh; torch 2.9 keeps none."""
+    """Clear torch's cache of planners of redistributions, which hold their meshes; torch 2.9 has none."""
     internal("torch.distributed.tensor._redistribute:clear_redistribute_planner_cache", since="2.10", otherwise=int)()
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:
-    """Return the placement of a dim that was cut into so many pieces before this axis cuts each of them."""
+    """Return the placement of a dim of which this axis shards each of `split_factor` pieces."""
     return internal("torch.distributed.tensor.placement_types:_StridedShard")(dim, split_factor=split_factor)
 
 
@@ -150,20 +153,20 @@ MESH_METHODS_THAT_READ_RANKS = tuple(
     }.items()
     for name in names
 )
-"""The methods of a mesh that read values of its table of ranks."""
+"""Methods of a mesh that read values of its table of ranks."""
 
 MESH_RANKS = TorchName("torch.distributed.device_mesh:DeviceMesh.mesh", since="2.10")
-"""The property that makes a mesh's table of ranks; in torch 2.9 the table is an attribute of the mesh."""
+"""Property that makes a mesh's table of ranks; in torch 2.9 the table is an attribute of the mesh."""
 
 DTENSOR_INIT = TorchName("torch.distributed.tensor:DTensor.__init__")
 FROM_LOCAL = TorchName("torch.distributed.tensor:DTensor.from_local")
 TO_LOCAL = TorchName("torch.distributed.tensor:DTensor.to_local")
 
 TENSOR_OF_SPEC = TorchName("torch.distributed.tensor._op_schema:_rebuild_tensor_from_dtensor_meta")
-"""The function that makes a fake tensor of a specification, on which the shape of an op's result is found."""
+"""Function that makes a fake tensor from a spec, to compute the shape of an op's result."""
 
 RNG_TRACKER = TorchName("torch.distributed.tensor._random:OffsetBasedRNGTracker")
-"""The class by which random ops on DTensors share the state of a device's generator."""
+"""Class of the tracker that keeps a generator's state equal on ranks for random ops on DTensors."""
 
 MESH_INIT = TorchName("torch.distributed.device_mesh:DeviceMesh.__init__")
 GET_GROUP = TorchName("torch.distributed.device_mesh:DeviceMesh.get_group")
@@ -171,23 +174,23 @@ INIT_DEVICE_MESH = TorchName("torch.distributed.device_mesh:init_device_mesh")
 
 
 def change_device_type(mesh: DeviceMesh, device_type: str) -> None:
-    """Change the device type of a mesh that has not been used."""
+    """Change the device type of a mesh that has not been used yet."""
     name = "_device_type" if hasattr(mesh, "_device_type") else "device_type"
     vars(mesh)[name] = device_type
-    vars(mesh)["_hash"] = None  # torch works it out anew
+    vars(mesh)["_hash"] = None  # torch computes it again
 
 
 _TABLES_OF_MESHES = [
     TorchName(f"torch.distributed.device_mesh:_mesh_resources.{name}", until="2.9")
     for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims")
 ]
-"""Where torch 2.9 finds what a mesh was sliced from and what was flattened of it, by mesh; each thread has its own."""
+"""Tables of torch 2.9, one per thread: by mesh, the mesh that it was sliced from and the meshes flattened from it."""
 
 
 def forget_mesh(mesh: DeviceMesh) -> None:
-    """Drop the process groups that a mesh keeps alive, and what torch keeps of the mesh itself.
+    """Drop a mesh's references to its process groups, and torch's references to the mesh.
 
-    A mesh of torch 2.9 keeps names of groups alone; there, tables keep each slice and what it was sliced from.
+    A mesh of torch 2.9 has only names of groups; there, `_TABLES_OF_MESHES` refer to the mesh.
     """
     vars(mesh).pop("_pg_registry", None)
     for table in (name.get() for name in _TABLES_OF_MESHES if name.is_there):
@@ -203,18 +206,18 @@ def custom_handlers() -> dict[Any, Callable[..., Any]]:
 
 
 INIT_MESH_GROUPS = TorchName("torch.distributed.device_mesh:DeviceMesh._init_one_process_group", since="2.10")
-"""The static method that makes the process groups of one axis: ``(sub_layout, rank_map, dim_name, backend, …)``."""
+"""Static method that makes the process groups of one axis: ``(sub_layout, rank_map, dim_name, backend, …)``."""
 
 
 def ranks_of_groups(layout: Any, rank_map: torch.Tensor) -> torch.Tensor:
     """Return the ranks of each process group of an axis, one group in each row."""
-    whole = layout.nest() if hasattr(layout, "nest") else _layout_of_mesh([layout])  # nested until torch 2.11
-    groups: torch.Tensor = whole.remap_to_tensor(rank_map)
+    mesh_layout = layout.nest() if hasattr(layout, "nest") else _layout_of_mesh([layout])  # nest() until torch 2.11
+    groups: torch.Tensor = mesh_layout.remap_to_tensor(rank_map)
     return groups.flatten(1)
 
 
 def flat_layout(size: int) -> Any:
-    """Return the layout of an axis that holds all ranks of a table, in their order."""
+    """Return the layout of one axis with `size` ranks in their order."""
     flat = internal("torch.distributed.device_mesh:_FlatLayout", since="2.12")
     return flat(size) if is_there(flat) else _layout_of_mesh((size,), (1,))
 
@@ -224,16 +227,16 @@ def _layout_of_mesh(*arguments: Any) -> Any:
 
 
 SHARD_DIM_ALLTOALL = TorchName("torch.distributed.tensor._collective_utils:shard_dim_alltoall")
-"""The function that shards a DTensor along another dim: ``(input, gather_dim, shard_dim, mesh, mesh_dim)``."""
+"""Function that shards a DTensor along another dim: ``(input, gather_dim, shard_dim, mesh, mesh_dim)``."""
 
 IS_RNG_SUPPORTED = TorchName("torch.distributed.tensor._random:is_rng_supported_mesh")
-"""The function that says whether random ops on DTensors share the state of a generator: ``(device_mesh)``."""
+"""Function that returns whether random ops on the DTensors of a mesh are supported: ``(device_mesh)``."""
 
 CURRENT_RNG_TRACKER = TorchName("torch.distributed.tensor._random:_rng_tracker")
-"""The variable that holds what shares the state of generators, once it was made."""
+"""Variable with the `RNG_TRACKER` object, once it was made."""
 
 IS_TRACING_IN_DISPATCH = TorchName("torch.distributed.tensor._dispatch:_are_we_tracing", since="2.10")
-"""The name under which ops on DTensors ask whether a compiler traces what runs."""
+"""Name under which ops on DTensors find the function that tells whether a compiler is tracing."""
 
 _PROPAGATOR = "torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator"
 _CACHES: dict[tuple[str, str | None], tuple[str, ...]] = {
@@ -249,7 +252,7 @@ _CACHES: dict[tuple[str, str | None], tuple[str, ...]] = {
         "torch.distributed.tensor._redistribute:clear_redistribute_planner_cache",
     ),
 }
-"""The functions that clear caches which hold meshes, by the first and the last version of torch that has them."""
+"""{(first, last version of torch): functions of these versions that clear caches which hold meshes}."""
 
 
 def release_cached_meshes() -> None:
@@ -257,5 +260,5 @@ def release_cached_meshes() -> None:
     for (since, until), paths in _CACHES.items():
         for path in paths:
             name = TorchName(path, since=since, until=until)
-            if name.is_expected and name.is_there:  # in this order: what is not expected is not imported
+            if name.is_expected and name.is_there:  # in this order, because is_there imports the module
                 name.get()()

@@ -1,6 +1,6 @@
-"""Python frames of torch: what each says of a call in progress, by file, function and local variables.
+"""Kinds of torch's Python frames, which tell what a call in progress is part of.
 
-Frames are known by file and function name, so that code that torch.compile has rewritten is known too.
+Frames are recognized by file and function name, so that code that torch.compile has rewritten is recognized too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 PLUMBING: Final = -1  # between an op and a dispatch mode; also the recorder's own
-INTERNAL: Final = 0  # anything else of torch and of Python that says nothing
+INTERNAL: Final = 0  # anything else of torch and of Python, which tells nothing
 MODULE_CALL: Final = 1  # Module._call_impl, torch's own or the recorder's
 ENGINE: Final = 2  # the call into autograd's engine that runs a backward
 OPTIMIZER: Final = 3  # Optimizer.step
@@ -28,26 +28,26 @@ REDISTRIBUTE_BACKWARD: Final = 10  # the backward of a redistribute
 DDP_HOOK: Final = 11  # a communication hook of DistributedDataParallel
 PIPELINE: Final = 12  # a pipeline schedule
 BLOCKING: Final = 13  # send and recv, which wait; their op is that of isend and irecv
-COMPILED: Final = 14  # what torch.compile generated, and what calls it
+COMPILED: Final = 14  # code that torch.compile generated, or that calls it
 PIPELINE_WARM_UP: Final = 15  # pipeline stages exchange shapes before their first step
 RECOMPUTE: Final = 16  # activation checkpointing runs a forward again
 COMPILER: Final = 17  # torch.compile itself
 OUTER_CALL: Final = 18  # Module._wrapped_call_impl, around MODULE_CALL
-START_UP: Final = 19  # sets a model, a mesh or a group up, and sends before the first step
-SENDER: Final = 20  # a function of torch that sends what its cause says
+START_UP: Final = 19  # sets up a model, a mesh or a group, and sends before the first step
+SENDER: Final = 20  # a function of torch that is itself the cause of what it sends
 FLAT_PARAMETER: Final = 21  # gathers or reduces a flat parameter of FullyShardedDataParallel
-BETWEEN_STEPS: Final = 22  # gathers whole parameters or optimizer states, to save them, load them or hand them on
+BETWEEN_STEPS: Final = 22  # gathers whole parameters or optimizer states, to save, load or return them
 DDP_FORWARD: Final = 23  # calls DDP's reducer before a forward, whose C++ code sends the order of its new buckets
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """The folder of torch's own code."""
 
 _DISPATCHER = ("_ops.py", "_compile.py", "_dynamo/eval_frame.py", "utils/_python_dispatch.py", "utils/_stats.py")
-"""Files between an op and a dispatch mode: like our own, their frames do not show who issued the op."""
+"""Files between an op and a dispatch mode, whose frames do not show who issued the op."""
 
 _BY_NAME: dict[tuple[str, str], int] = {
     ("nn/modules/module.py", "_call_impl"): MODULE_CALL,
-    # Of one call the outer frame; the only one where torch 2.15 has compiled the inner one away.
+    # The outer frame of a module call; the only one if torch 2.15 has compiled the inner one.
     ("nn/modules/module.py", "_wrapped_call_impl"): OUTER_CALL,
     ("autograd/graph.py", "_engine_run_backward"): ENGINE,
     ("optim/optimizer.py", "wrapper"): OPTIMIZER,
@@ -92,7 +92,7 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/utils.py", "_sync_params_and_buffers"): SENDER,
     ("distributed/tensor/_api.py", "distribute_tensor"): SENDER,
     ("utils/checkpoint.py", "recompute_fn"): RECOMPUTE,
-    ("utils/checkpoint.py", "backward"): RECOMPUTE,  # of the reentrant form
+    ("utils/checkpoint.py", "backward"): RECOMPUTE,  # use_reentrant=True
     ("distributed/distributed_c10d.py", "batch_isend_irecv"): P2P_BATCH,
     ("distributed/distributed_c10d.py", "send"): BLOCKING,
     ("distributed/distributed_c10d.py", "recv"): BLOCKING,
@@ -129,14 +129,14 @@ FSDP_CAUSES = {
     "post_backward": "FSDP post_backward",
     "finalize_backward": "FSDP post_backward",
 }
-"""Why a function of kind `FSDP` communicates, by its name; the innermost frame with one of these names decides."""
+"""{function of kind `FSDP`: cause of what it sends}; the innermost frame with one of these names decides."""
 FSDP1_CAUSES = {
     "_prefetch_handle": "FSDP1 prefetch",
     "_pre_forward_unshard": "FSDP1 pre_forward",
     "_pre_backward_hook": "FSDP1 pre_backward",
     FSDP1_POST_BACKWARD: "FSDP1 post_backward",
 }
-"""The same of kind `FLAT_PARAMETER`."""
+"""{function of kind `FLAT_PARAMETER`: cause of what it sends}."""
 SENDER_CAUSES = {
     "_verify_param_shape_across_processes": "DDP parameter check",
     "_sync_params_and_buffers": "model broadcast",
@@ -146,19 +146,19 @@ SENDER_CAUSES = {
     "_find_common_rank": "join",
     "_check_global_requires_backward_grad_sync": "join",
 }
-"""The same of kind `SENDER`."""
+"""{function of kind `SENDER`: cause of what it sends}."""
 
 OP_OF_DTENSOR = "op_call"
-"""The parameter with the op, of functions of kind `DTENSOR_OP`."""
+"""Name of the parameter with the op, in functions of kind `DTENSOR_OP`."""
 
 specs_of_redistribute = itemgetter("current_spec", "target_spec")
-"""Return, from the local variables of a frame of kind `REDISTRIBUTE`, what it changes and what it makes of it."""
+"""Return the specs before and after a redistribution, from the local variables of a frame of kind `REDISTRIBUTE`."""
 
 REDUCTION_PARAMETERS = {
     str(Path(TORCH, "distributed", "distributed_c10d.py")): "op",
     str(Path(TORCH, "distributed", "_functional_collectives.py")): "reduceOp",
 }
-"""By file: what its functions call the parameter with the reduction."""
+"""{file: name of the parameter with the reduction in its functions}."""
 
 
 def is_first_of_batch(variables: dict[str, Any]) -> bool:
@@ -172,23 +172,23 @@ def makes_graph(engine: FrameType) -> bool:
 
 
 def kind_of_torch(code: CodeType) -> int:
-    """Return the kind of a function in a file of torch's."""
-    part, name = code.co_filename[len(TORCH) :].replace(os.sep, "/"), code.co_name
-    if part in _DISPATCHER:
+    """Return the kind of a function in one of torch's files."""
+    file = code.co_filename[len(TORCH) :].replace(os.sep, "/")
+    if file in _DISPATCHER:
         return PLUMBING
-    if part.startswith(_DDP_HOOKS):
+    if file.startswith(_DDP_HOOKS):
         return DDP_HOOK
-    if part.startswith("distributed/tensor/") and OP_OF_DTENSOR in code.co_varnames[: code.co_argcount]:
+    if file.startswith("distributed/tensor/") and OP_OF_DTENSOR in code.co_varnames[: code.co_argcount]:
         return DTENSOR_OP
-    if part.startswith(_CHECKPOINTS):
+    if file.startswith(_CHECKPOINTS):
         return BETWEEN_STEPS
-    if part.startswith("_functorch/_aot_autograd/"):
+    if file.startswith("_functorch/_aot_autograd/"):
         return COMPILED
-    if part.startswith("_dynamo/"):
+    if file.startswith("_dynamo/"):
         return COMPILER
-    return _BY_NAME.get((part, name), _BY_FILE.get(part, INTERNAL))
+    return _BY_NAME.get((file, code.co_name), _BY_FILE.get(file, INTERNAL))
 
 
 def makes_optimizer_state(code: CodeType) -> bool:
-    """Return True for the function that takes a step by which an optimizer gets the state to load a checkpoint into."""
+    """Return True for torch's function that takes an optimizer step to create the state that loading fills."""
     return code.co_name == "_init_optim_state" and code.co_filename.startswith(TORCH)

@@ -35,14 +35,14 @@ def parameter_groups(module: Any) -> list[Any]:
 
 
 def mixed_precision(parameter_group: Any) -> str:
-    """Return a parameter group's mixed-precision policy as text; from torch 2.15 on, that of each parameter."""
+    """Return a parameter group's mixed-precision policies as text: one, or from torch 2.15 on one per parameter."""
     policy = getattr(parameter_group, "mp_policy", None)
     policies = [parameter.mp_policy for parameter in parameter_group.fsdp_params] if policy is None else [policy]
     return str(policies)
 
 
 def has_own_prefetch(module: Any) -> bool:
-    """Return True if the program set the modules that ``fully_shard`` prefetches for a module."""
+    """Return True if the program has set which modules ``fully_shard`` prefetches for a module."""
     state: Any = module._get_fsdp_state()
     return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
 
@@ -54,13 +54,15 @@ def modules_of(parameter_group: Any) -> Iterable[nn.Module]:
 
 
 def replace_groups(parameter_group: Any, replacement: object) -> None:
-    """Replace each process group that a parameter group holds with an object.
+    """Replace each process group that a parameter group holds with another object.
 
-    An error may have left the parameter group without some of its attributes.
+    The parameter group may lack attributes because of an earlier error.
     """
     for name in ("mesh_info", "post_forward_mesh_info"):
         mesh_info = getattr(parameter_group, name, None)
-        for attribute, value in vars(mesh_info).items() if mesh_info is not None else ():
+        if mesh_info is None:
+            continue
+        for attribute, value in vars(mesh_info).items():
             if isinstance(value, dist.ProcessGroup):
                 setattr(mesh_info, attribute, replacement)
 

@@ -1,4 +1,4 @@
-"""Function modes: the stack of those that are active in a thread, the default device's, and what only they reach."""
+"""Function modes: the stack of active ones, the mode of the default device, and functions that only modes reach."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _pop = internal("torch.overrides:_pop_mode")
 
 
 def remove_function_mode(mode: Any) -> None:
-    """Remove a mode from this thread's stack, also from below modes that a program left open."""
+    """Remove a mode from this thread's stack, even if the program left other modes open above it."""
     above = []
     while mode in active_function_modes():
         top = _pop()
@@ -36,7 +36,7 @@ def remove_function_mode(mode: Any) -> None:
 
 
 def enter_function_mode_below(mode: Any) -> None:
-    """Push a mode below all others of this thread, so that their blocks exit as without it."""
+    """Push a mode below all others of this thread, so that their blocks can exit in their usual order."""
     above = []
     while active_function_modes():
         above.append(_pop())
@@ -45,9 +45,9 @@ def enter_function_mode_below(mode: Any) -> None:
 
 
 def inside_mode(mode: Any, run: Callable[..., Result]) -> Callable[..., Result]:
-    """Return a function that calls another inside of a mode, which it enters unless it is active in this thread.
+    """Return a function that calls `run` with a mode active, entering it if necessary.
 
-    Torch takes modes off while it runs backward, so hooks and functions of Python do not meet them there.
+    torch disables modes while it runs backward, so hooks and Python functions would run there without them.
     """
 
     def inside(*args: Any, **kwargs: Any) -> Result:
@@ -74,37 +74,37 @@ def without_mode(mode: Any) -> Iterator[None]:
 takes_default_device: Callable[[], Collection[Any]] = internal(
     "torch.utils._device:_device_constructors", otherwise=tuple
 )
-"""Return the functions that make a tensor on the default device unless given another."""
+"""Return the functions that make a tensor on the default device if they are not given one."""
 
 _set_default = internal("torch:_GLOBAL_DEVICE_CONTEXT")
 
 
 def default_device() -> torch.device:
-    """Return the default device; torch 2.9 raises once a default was reset."""
+    """Return the default device, also where torch 2.9 raises because a default was reset."""
     try:
         return torch.get_default_device()
     except AttributeError:
         return torch.device("cpu")
 
 
-def take_back_default_device() -> None:
+def reset_default_device() -> None:
     """Reset the default device to the CPU."""
     torch.set_default_device(None)
     if is_there(_set_default):
-        vars(_set_default).pop("device_context", None)  # the None by which torch 2.9 fails
+        vars(_set_default).pop("device_context", None)  # a None there would make torch 2.9 raise
 
 
 DEFAULT_DEVICE = TorchName("torch.utils._device:DeviceContext.__torch_function__")
-"""The method of the mode of ``with torch.device(...)`` and ``set_default_device``; ``self.device`` is theirs."""
+"""Method of the mode that ``with torch.device(...)`` and ``set_default_device`` push; the device is ``self.device``."""
 
 parse_to: Any = internal("torch._C:_nn._parse_to")
-"""The function that reads the arguments of ``module.to``."""
+"""Function that parses the arguments of ``module.to``."""
 
 pack_padded_sequence: Any = internal("torch._VF:_pack_padded_sequence")
-"""The function that returns data and sizes of a packed sequence."""
+"""Function that returns data and batch sizes of a packed sequence."""
 
 foreach_functions: tuple[Any, ...] = tuple(getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_"))
-"""The functions that do the same with each tensor of a list."""
+"""Functions that apply one op to each tensor of a list."""
 
 tensor_text: Callable[..., str] = internal("torch._tensor_str:_str")
-"""Return the text of a tensor, without calling function modes for the text itself."""
+"""Return the text of a tensor; function modes are not called for it."""

@@ -12,7 +12,7 @@ from dsexplore._internal.torch_internals.names import TorchName
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Attributes in which torch.compile, checkpointing and ``FullyShardedDataParallel`` hold the module that they wrap.
-They are not part of the parameter names that the program sees."""
+The parameter names that the program sees do not contain them."""
 
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
 """Return {name: parameter} of a module, without its children."""
@@ -22,7 +22,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """Return the module inside all its `WRAPPERS`; the module itself if it is not a wrapper."""
     children = module._modules
     for name in WRAPPERS:
-        inner = children[name] if name in children else None  # noqa: SIM401 # a script module's has no get
+        inner = children[name] if name in children else None  # noqa: SIM401 # the dict of a script module has no get
         if inner is not None:
             return unwrapped(inner)
     return module
@@ -67,4 +67,4 @@ FLEX_ATTENTION_UNCOMPILED = TorchName("torch.nn.attention.flex_attention:_FLEX_A
 """Flag that makes uncompiled ``flex_attention`` run its unfused implementation."""
 TRANSFORMERS_HAS_FLASH = TorchName("transformers.modeling_flash_attention_utils:is_flash_attn_2_available")
 TRANSFORMERS_FLASH_CHECK = TorchName("transformers.modeling_utils:PreTrainedModel._flash_attn_import_error")
-"""What transformers asks before it imports flash attention for a model that wants it."""
+"""Checks of transformers before it imports flash attention for a model that uses it."""

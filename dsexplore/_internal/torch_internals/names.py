@@ -1,4 +1,4 @@
-"""`internal` and `TorchName`: names of torch that are not public, so that an installed torch may lack them."""
+"""Look up names of torch that are not public and that an installed version may lack: `internal` and `TorchName`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ OLDEST, NEWEST = "2.9", "2.15"
 """The range of torch's minor versions that this release is tested with."""
 
 registered_names: dict[str, TorchName] = {}
-"""All names that modules of this room have asked for, by path: what the canary checks."""
+"""{path: name} of all names that modules of this room have looked up; `canary` checks them."""
 
 
 class TorchName:
     """A name of torch, or of a package on torch, that may be absent from the installed version.
 
     Args:
-        path: module and attribute, ``"torch.nn:Module._apply"``.
-        since: first minor version of torch that has it.
-        until: last minor version of torch that has it; None where the newest has it.
+        path: Module and attribute, ``"torch.nn:Module._apply"``.
+        since: First minor version of torch that has the name.
+        until: Last minor version of torch that has the name; None if the newest has it.
 
     Example:
         >>> TorchName("torch.nn:Module._apply").is_there
@@ -44,15 +44,15 @@ class TorchName:
         return f"TorchName({self.path!r})"
 
     @property
-    def is_torchs(self) -> bool:
-        """True for a name of torch itself, False for one of a package on torch."""
+    def is_of_torch(self) -> bool:
+        """True for a name of torch itself, False for a name of a package on torch."""
         return self.module.partition(".")[0] == "torch"
 
     @property
     def private_part(self) -> str:
-        """Private part of the path: up to the last name with an underscore, or the name of a private module.
+        """Path up to its last private name, at least with one attribute; empty for a public name.
 
-        Attributes of a class are no names apart from it, unless they are private themselves. Empty for a public name.
+        Public attributes of a private class are not counted apart from the class.
 
         Example:
             >>> TorchName("torch._subclasses.fake_tensor:FakeTensor.numpy").private_part
@@ -73,7 +73,7 @@ class TorchName:
 
     @property
     def is_expected(self) -> bool:
-        """True if the installed torch lies in the range of versions that have the name."""
+        """True if the installed torch is in the range of versions that have the name."""
         installed = minor_version(torch.__version__)
         return minor_version(self.since) <= installed and (self.until is None or installed <= minor_version(self.until))
 
@@ -85,12 +85,12 @@ class TorchName:
     def owner(self) -> Any:
         """Return the module or class that holds the name, or a `Missing` class."""
         try:
-            held: Any = import_module(self.module)
+            owner: Any = import_module(self.module)
             for name in self._owners:
-                held = getattr(held, name)
+                owner = getattr(owner, name)
         except (ImportError, AttributeError):
             return missing(self.path)
-        return held
+        return owner
 
     def get(self) -> Any:
         """Return the named object, or a `Missing` class if the installed torch has none."""
@@ -107,14 +107,14 @@ def internal(path: str, *, since: str = OLDEST, until: str | None = None, otherw
     """Return a name of torch that is not public.
 
     Args:
-        path: module and attribute, ``"torch.nn:Module._apply"``; a module alone where nothing follows it.
-        since: first minor version of torch that has it.
-        until: last minor version of torch that has it; None where the newest has it.
-        otherwise: what stands for it where the installed torch has no such name.
+        path: Module and attribute, ``"torch.nn:Module._apply"``, or a module alone.
+        since: First minor version of torch that has the name.
+        until: Last minor version of torch that has the name; None if the newest has it.
+        otherwise: Object to return if the installed torch does not have the name.
 
     Returns:
-        The object. Where the installed torch has no such name, ``otherwise``; without that a class that no object is
-        an instance of, and which raises `UsageError` when it is called or one of its attributes is read.
+        The object, or ``otherwise``. Without both, a class that has no instances, and that raises `UsageError` when it
+        is called or one of its attributes is read.
 
     Example:
         >>> internal("torch._C:_current_graph_task_id")()
@@ -127,16 +127,16 @@ def internal(path: str, *, since: str = OLDEST, until: str | None = None, otherw
 
 
 def is_there(value: Any) -> bool:
-    """Return False for what `internal` gives for a name that the installed torch does not have."""
+    """Return False for the class that `internal` returns for a name that the installed torch does not have."""
     return not isinstance(value, Missing)
 
 
 def needed(value: T, needed_for: str) -> T:
-    """Return the object that `internal` found; raise if it is missing.
+    """Return the object from `internal`; raise if it is missing.
 
     Args:
-        value: what `internal` gave.
-        needed_for: what cannot be had without, as the user asks for it.
+        value: Object that `internal` returned.
+        needed_for: Ability that needs the object, as the user asks for it: ``"fake=True"``.
 
     Raises:
         UsageError: the installed torch does not have the name.
@@ -153,12 +153,12 @@ def minor_version(version: str) -> tuple[int, int]:
 
 
 def torch_at_least(version: str) -> bool:
-    """Return True if the installed torch is of that minor version or newer; for behavior that no name shows."""
+    """Return True if the installed torch is of that minor version or newer, for changes that no name tells."""
     return minor_version(torch.__version__) >= minor_version(version)
 
 
 class Missing(type):
-    """The class of the stand-ins for names that the installed torch does not have."""
+    """Metaclass of the classes that stand for names that the installed torch does not have."""
 
     path: str
 
@@ -166,22 +166,22 @@ class Missing(type):
         raise lacking(cls.path)
 
     def __getattr__(cls, name: str) -> NoReturn:
-        # Names with two underscores are asked for by Python itself, which expects an AttributeError.
+        # Python itself looks up names with two underscores, and expects an AttributeError.
         if name.startswith("__"):
             raise AttributeError(name)
         raise lacking(cls.path)
 
 
 def missing(path: str) -> Missing:
-    """Return the stand-in for a name that the installed torch does not have."""
+    """Return the class that stands for a name that the installed torch does not have."""
     return Missing(path.rpartition(".")[2].rpartition(":")[2] or "missing", (), {"path": path})
 
 
 def lacking(path: str, needed_for: str = "this") -> UsageError:
-    """Return the error for something that needs a name which the installed torch does not have."""
-    name = TorchName.__new__(TorchName) if path not in registered_names else registered_names[path]
-    first = getattr(name, "since", OLDEST)
-    last = getattr(name, "until", None) or NEWEST
+    """Return the error for an ability that needs a name which the installed torch does not have."""
+    name = registered_names.get(path)
+    first = OLDEST if name is None else name.since
+    last = NEWEST if name is None or name.until is None else name.until
     return UsageError(
         f"{needed_for} needs {path.replace(':', '.')}, which torch {torch.__version__} does not have: "
         f"install torch {first} to {last} (pip install 'torch>={first},<{_next_minor(last)}'), or do without it"

@@ -1,11 +1,12 @@
-"""Replacements of functions of torch: `Patch`, `Kernel` and `Change` say what, when and why; `Patches` undoes them.
+"""Replace functions of torch while a world is open: `Patch`, `Kernel` and `Change` describe it, `Patches` undoes it.
 
-A world walks over a table of such entries. Each is a fact that can be read, listed and checked: which name of torch
-(`TorchName`, with the versions that have it), when it is replaced, why, and the function that makes what replaces it.
+A world installs a table of such entries. Each entry says which name of torch is replaced (`TorchName`, with the
+versions that have it), when and why, and has the function that makes the replacement, so that tables can be listed and
+checked.
 
-`Patches.attribute` replaces what an object holds under a name. A function which a user imported by name
-(``from torch.distributed import init_process_group``) before the world was opened is not reached so;
-`Patches.function` does: it exchanges the function's code, so every reference to it follows.
+`Patches.attribute` replaces an attribute of an object. It does not reach a function that a user imported by name
+(``from torch.distributed import init_process_group``) before the world was opened. `Patches.function` does: it
+exchanges the function's code, so that every reference to the function calls the replacement.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from dsexplore._internal.torch_internals.names import TorchName, is_there, lacki
 
 
 class HasCallback(Protocol):
-    """Whatever calls functions when it is undone or left."""
+    """An object that calls registered functions when it is undone or left: `Patches`, `contextlib.ExitStack`."""
 
     def callback(self, function: Callable[..., object], /, *args: object) -> object:
-        """Call that function with those arguments when this is undone or left."""
+        """Register a call of a function with these arguments."""
 
 
 class _Finder(MetaPathFinder):
-    """Changes one module as soon as it is imported."""
+    """Import hook that changes one module when it is imported."""
 
     def __init__(self, name: str, change: Callable[[ModuleType], object]) -> None:
         self._name, self._change = name, change
@@ -55,6 +56,8 @@ class _Finder(MetaPathFinder):
 
 
 class _ChangingLoader(Loader):
+    """Loader that changes a module after its own loader has executed it."""
+
     def __init__(self, loader: Loader, change: Callable[[ModuleType], object]) -> None:
         self._loader, self._change = loader, change
 
@@ -63,7 +66,7 @@ class _ChangingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Load the module with its own loader, then change it."""
+        """Execute the module with its own loader, then change it."""
         spec = module.__spec__
         assert spec is not None
         module.__loader__ = spec.loader = self._loader
@@ -72,12 +75,12 @@ class _ChangingLoader(Loader):
 
 
 def on_import(undone: HasCallback, name: str, change: Callable[[ModuleType], object]) -> None:
-    """Change a module now if it is imported already, else as soon as it is.
+    """Change a module now if it is already imported, else when it is.
 
     Args:
-        undone: gets the call that stops waiting for the import (`Patches`, `contextlib.ExitStack`).
-        name: the module's dotted name.
-        change: called with the module once it has been executed.
+        undone: Object with which a call is registered that stops waiting for the import.
+        name: Dotted name of the module.
+        change: Function that is called with the module after it was executed.
     """
     if name in sys.modules:
         change(sys.modules[name])
@@ -89,20 +92,21 @@ def on_import(undone: HasCallback, name: str, change: Callable[[ModuleType], obj
 
 T = TypeVar("T")
 When = Literal["always", "fake", "cuda traffic", "cuda device"]
-"""When an entry is installed: in each simulated world; in those with fake tensors; in those that show the traffic of
-GPUs; in those where a CPU stands in for GPUs."""
+"""Worlds in which an entry is installed: all simulated ones; those with fake tensors; those that show the traffic of
+GPUs; those in which a CPU stands in for GPUs."""
 
 _replacements: dict[str, Callable[..., Any]] = {}
+"""{qualified name of a function: the function that replaces it}."""
 
 
 class Patches:
-    """A set of changes; `undo` takes all of them back, whatever happens in between."""
+    """A set of changes, which `undo` reverts."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
 
     def attribute(self, owner: Any, name: str, value: Any) -> None:
-        """Set ``owner.name`` to a value; an attribute that was only inherited is removed again."""
+        """Set ``owner.name`` to a value; undoing it removes an attribute that was only inherited before."""
         missing = object()
         original = vars(owner).get(name, missing)
         setattr(owner, name, value)
@@ -112,13 +116,13 @@ class Patches:
             self._stack.callback(setattr, owner, name, original)
 
     def inherited(self, owner: type, name: str) -> None:
-        """Replace a class attribute by the one that its base classes have."""
+        """Remove an attribute of a class, so that it has the one of its base classes."""
         original = vars(owner)[name]
         delattr(owner, name)
         self._stack.callback(setattr, owner, name, original)
 
     def item(self, mapping: dict[str, Any], key: str, value: Any) -> None:
-        """Set ``mapping[key]`` of a key that is there already."""
+        """Set ``mapping[key]`` of an existing key."""
         self._stack.callback(mapping.__setitem__, key, mapping[key])
         mapping[key] = value
 
@@ -126,8 +130,8 @@ class Patches:
         """Make every reference to a function call ``build(original)`` instead.
 
         Args:
-            function: a Python function, decorated with `functools.wraps` or plain.
-            build: gets a callable that does what the function did, and returns what it shall do now.
+            function: Python function without free variables, which may be decorated with `functools.wraps`.
+            build: Function that takes the original function and returns the replacement.
         """
         inner = inspect.unwrap(function, stop=_is_replaced)
         assert isinstance(inner, FunctionType), f"{function} is not a Python function"
@@ -139,23 +143,23 @@ class Patches:
         original.__annotations__ = inner.__annotations__
         _replacements[key] = build(original)
         self._stack.callback(_restore, inner, original, key)
-        # Defaults belong to the old signature: they must be gone before the new code can be called.
+        # Defaults belong to the old signature, so they are removed before the new code can be called.
         inner.__defaults__ = inner.__kwdefaults__ = None
         inner.__code__ = _jump_to(key).__code__
-        # Where `inspect` finds source and signature, of which TorchScript compiles what a program imports meanwhile.
+        # `inspect` finds source and signature there; TorchScript needs them to compile what a program imports now.
         inner.__wrapped__ = original  # type: ignore[attr-defined] # functions have any attribute
 
     def callback(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call that when the changes are undone."""
+        """Call a function with these arguments when the changes are undone."""
         self._stack.callback(function, *args)
 
     def undo(self) -> None:
-        """Take everything back; a second call does nothing."""
+        """Revert all changes, the last one first; a second call does nothing."""
         self._stack.close()
 
 
 def _jump_to(key: str) -> FunctionType:
-    """Return a function without free variables that hands its arguments on to the replacement of that name."""
+    """Return a function without free variables that calls the replacement under that key."""
     scope: dict[str, Any] = {}
     exec(
         f"def jump(*args, **kwargs):\n"
@@ -169,16 +173,18 @@ def _jump_to(key: str) -> FunctionType:
 
 
 def _is_replaced(function: Any) -> bool:
+    """Return True for a function whose code `Patches.function` has exchanged."""
     code = getattr(function, "__code__", None)
     return code is not None and is_jump(code)
 
 
 def is_jump(code: CodeType) -> bool:
-    """Return True for the code that `Patches.function` gives a function, to call what replaces it."""
+    """Return True for the code that `Patches.function` gives a function, which calls the replacement."""
     return (code.co_filename, code.co_name) == ("<string>", "jump")
 
 
 def _restore(function: FunctionType, original: FunctionType, key: str) -> None:
+    """Give a function its original code and defaults again."""
     function.__code__ = original.__code__
     function.__defaults__, function.__kwdefaults__ = original.__defaults__, original.__kwdefaults__
     vars(function).pop("__wrapped__", None)  # Ctrl-C may have come before it was set
@@ -186,7 +192,9 @@ def _restore(function: FunctionType, original: FunctionType, key: str) -> None:
 
 
 class Parts:
-    """What the functions of a table share while a world is open, by type or base class; what is not there yet is made.
+    """Objects that the entries of a table share while a world is open, by type or base class.
+
+    An object that does not exist yet is made at its first lookup, without arguments.
 
     Example:
         >>> parts = Parts()
@@ -213,15 +221,15 @@ class Patch:
     """One name of torch, or of a package on torch, that is replaced while a world is open.
 
     Attributes:
-        target: the name; where its module is not torch's, it is replaced as soon as a program imports that module.
-        why: what would go wrong without the replacement, as half a sentence: ``"it reads its rank table"``.
-        make: ``(original, parts) -> replacement``.
-        when: the worlds in which it is replaced.
-        by_code: exchange the code of a Python function, so that references which a program imported by name follow,
-            rather than set the attribute.
-        on_import: wait until a program imports the module, also where it is torch's own, as those that load slowly.
-        needed_for: what cannot be had without the replacement, as the user asks for it (``"fake=True"``): where a
-            version that should have the name does not, that is refused; None where the entry is omitted.
+        target: Name that is replaced; if its module is not torch's, when a program imports the module.
+        why: Reason for the replacement, as half a sentence: ``"it reads its rank table"``.
+        make: Function ``(original, parts) -> replacement``.
+        when: Worlds in which the name is replaced.
+        by_code: Whether to exchange the code of a Python function, and not the attribute, so that references which a
+            program imported by name call the replacement too.
+        on_import: Whether to wait until a program imports the module although it is torch's, because it loads slowly.
+        needed_for: Ability that needs the replacement, as the user asks for it: ``"fake=True"``. If the installed
+            torch should have the name and does not, an error refuses the ability. None to omit the entry then.
     """
 
     target: TorchName
@@ -236,12 +244,12 @@ class Patch:
         """Replace the name until `patches` are undone.
 
         Returns:
-            A sentence on what was omitted, where the installed torch should have the name and does not; else None.
+            A sentence if the installed torch should have the name and does not; else None.
 
         Raises:
-            UsageError: the same, and something that was asked for cannot be had without it.
+            UsageError: the installed torch should have the name and does not, and `needed_for` names an ability.
         """
-        if self.on_import or not self.target.is_torchs:
+        if self.on_import or not self.target.is_of_torch:
             on_import(patches, self.target.module, lambda module: self._replace(patches, parts))
             return None
         return self._replace(patches, parts)
@@ -249,33 +257,37 @@ class Patch:
     def _replace(self, patches: Patches, parts: Parts) -> str | None:
         original = self.target.get()
         if not is_there(original):
-            return self._left_out()
+            return self._note_missing()
         if self.by_code:
-            patches.function(original, lambda kept: self.make(kept, parts))
+            patches.function(original, lambda function: self.make(function, parts))
         else:
             patches.attribute(self.target.owner(), self.target.attribute, self.make(original, parts))
         return None
 
-    def _left_out(self) -> str | None:
-        if not self.target.is_torchs or not self.target.is_expected:
+    def _note_missing(self) -> str | None:
+        """Return the sentence on a missing name, or None if it is not expected; raise if it is needed."""
+        if not self.target.is_of_torch or not self.target.is_expected:
             return None
         if self.needed_for is not None:
             raise lacking(self.target.path, self.needed_for)
         name = self.target.path.replace(":", ".")
-        return f"torch {torch.__version__} has no {name}, which is replaced here as {self.why}: look at that with care"
+        return (
+            f"torch {torch.__version__} has no {name}, which dsexplore replaces because {self.why}: check results that "
+            "depend on it"
+        )
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that an op of torch gets for one dispatch key while a world is open.
+    """A kernel that is registered for one op and dispatch key while a world is open.
 
     Attributes:
-        op: the op, ``"c10d::allreduce_coalesced_"``.
-        key: the dispatch key, ``"Meta"``.
-        why: why torch's own answer does not do.
-        make: ``(parts) -> kernel``.
-        when: the worlds in which it is there.
-        only_if_missing: leave a kernel alone that torch has for this key.
+        op: Name of the op, ``"c10d::allreduce_coalesced_"``.
+        key: Name of the dispatch key, ``"Meta"``.
+        why: Reason why torch's own kernel is not enough, as half a sentence.
+        make: Function ``(parts) -> kernel``.
+        when: Worlds in which the kernel is registered.
+        only_if_missing: Whether a kernel that torch has for this key is left as it is.
     """
 
     op: str
@@ -286,7 +298,7 @@ class Kernel:
     only_if_missing: bool = False
 
     def install(self, patches: Patches, parts: Parts) -> str | None:
-        """Register the kernel until `patches` are undone; an op that the installed torch lacks is omitted."""
+        """Register the kernel until `patches` are undone, unless the installed torch lacks the op; return None."""
         if not has_op(self.op):
             return None
         namespace, _, name = self.op.partition("::")
@@ -302,13 +314,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Change:
-    """Something else that is set up with a world and taken back with it: a mode, a registry, a setting.
+    """Another change that lasts while a world is open: a mode, a registry, a setting.
 
     Attributes:
-        what: what is changed, in a few words.
-        why: why.
-        run: ``(patches, parts)``; gives `patches` the calls that take the change back.
-        when: the worlds in which it is made.
+        what: Description of the change in a few words.
+        why: Reason for the change.
+        run: Function ``(patches, parts)`` that makes the change, and registers the calls that revert it with `patches`.
+        when: Worlds in which the change is made.
     """
 
     what: str
@@ -317,7 +329,7 @@ class Change:
     when: When = "always"
 
     def install(self, patches: Patches, parts: Parts) -> str | None:
-        """Make the change until `patches` are undone."""
+        """Make the change until `patches` are undone; return None."""
         self.run(patches, parts)
         return None
 
@@ -326,19 +338,19 @@ Entry = Patch | Kernel | Change
 
 
 def install_all(table: Iterable[Entry], when: set[When], patches: Patches, parts: Parts) -> list[str]:
-    """Install all entries of a table that hold in a world, in their order.
+    """Install the entries of a table that belong to a world, in their order.
 
     Args:
-        table: the entries.
-        when: the conditions that the world meets.
-        patches: takes everything back.
-        parts: what the entries share.
+        table: Entries of the table.
+        when: Kinds of worlds that the world belongs to.
+        patches: Set of changes, which reverts them.
+        parts: Objects that the entries share.
 
     Returns:
-        A sentence for each entry that the installed torch made us omit, and that it was expected to have.
+        A sentence for each entry that was omitted because the installed torch lacks a name that it should have.
 
     Raises:
-        UsageError: something that was asked for cannot be had on the installed torch.
+        UsageError: the installed torch lacks a name that an ability of the world needs.
     """
-    said = [entry.install(patches, parts) for entry in table if entry.when in when]
-    return [sentence for sentence in said if sentence is not None]
+    sentences = [entry.install(patches, parts) for entry in table if entry.when in when]
+    return [sentence for sentence in sentences if sentence is not None]

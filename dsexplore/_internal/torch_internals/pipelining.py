@@ -1,4 +1,4 @@
-"""Pipeline parallelism: what schedules and stages know of themselves, and the local variables of a schedule."""
+"""Pipeline parallelism: attributes of schedules and stages, the messages about shapes, and the methods of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def count_microbatches(schedule: Any) -> int:
 
 
 def stages_of(schedule: Any) -> list[Any]:
-    """Return the stages of a schedule on this rank; none for another object."""
+    """Return the stages of a schedule on this rank; empty if the object is not a schedule."""
     if hasattr(schedule, "_stage"):
         return [schedule._stage]
     return list(getattr(schedule, "_stages", ()))
@@ -45,28 +45,28 @@ def is_on_same_rank(stage: Any, index: int) -> bool:
 
 
 def is_manual(stage: Any) -> bool:
-    """Return True for a stage that a program made of a module of its own, rather than of a traced one."""
+    """Return True for a stage that the program made from a module, and not from a traced graph."""
     return isinstance(stage, internal("torch.distributed.pipelining.stage:PipelineStage"))
 
 
 def lacks_shapes(stage: Any, has_backward: bool) -> bool:
-    """Return True if a stage has to find out its shapes, as it was not given them."""
+    """Return True if a stage has to infer its shapes, because it was not given them."""
     mode = internal("torch.distributed.pipelining._utils:InferenceMode", since="2.12")
     return bool(mode.needs_dynamic(stage._user_meta, has_backward))
 
 
 def set_shape_inference(stage: Any, is_on: bool) -> None:
-    """Set whether a stage infers its shapes or uses those it was given."""
+    """Set whether a stage infers its shapes or uses the given ones."""
     mode = internal("torch.distributed.pipelining._utils:InferenceMode", since="2.12")
     stage._inference_mode = mode.DYNAMIC if is_on else mode.STATIC
 
 
 def output_message(stage: Any) -> Any:
-    """Return the message that a stage sends to the next one once it knows its shapes: metadata of its outputs."""
+    """Return the message that a stage sends to the next one when it knows its shapes: metadata of its outputs."""
     message = internal("torch.distributed.pipelining._utils:_StageForwardMeta", since="2.12")
     if is_there(message):
         return message(forward_metas=stage._stage_meta.outputs)
-    with without_fake_mode():  # torch sends tensors without memory, which must not be fake in another process
+    with without_fake_mode():  # torch sends meta tensors, and fake ones would be useless in another process
         return tuple(
             torch.empty_strided(output.size(), output.stride(), dtype=output.dtype, device="meta")
             for output in stage.get_outputs_meta()
@@ -74,7 +74,7 @@ def output_message(stage: Any) -> Any:
 
 
 def gradient_message(stage: Any) -> Any:
-    """Return the next stage's answer if each output that requires grad gets a gradient like itself."""
+    """Return the message of the next stage on gradients: one like the output for each output that requires grad."""
     message = internal("torch.distributed.pipelining._utils:_StageBackwardMeta", since="2.12")
     outputs = stage._stage_meta.outputs
     return message(tuple(replace(meta, requires_grad=False) if meta.requires_grad else None for meta in outputs))
@@ -82,7 +82,7 @@ def gradient_message(stage: Any) -> Any:
 
 @contextmanager
 def shortened(schedule: Any, microbatches: int, stages: int) -> Iterator[None]:
-    """Run fewer microbatches in a schedule's step for the block, as if the pipeline had that many stages."""
+    """Let a schedule run `microbatches` in its step, as if the pipeline had so many `stages`, inside the block."""
     before = schedule._n_microbatches, schedule._num_stages
     schedule._n_microbatches, schedule._num_stages = microbatches, stages
     try:
@@ -93,39 +93,39 @@ def shortened(schedule: Any, microbatches: int, stages: int) -> Iterator[None]:
 
 GPIPE_STEP = TorchName("torch.distributed.pipelining.schedules:ScheduleGPipe._step_microbatches")
 ONE_F_ONE_B_STEP = TorchName("torch.distributed.pipelining.schedules:Schedule1F1B._step_microbatches")
-"""The methods that run the microbatches of a step."""
+"""Methods that run the microbatches of a step."""
 
 SCALE_GRADS = TorchName("torch.distributed.pipelining.stage:_PipelineStageBase.scale_grads")
 REDUCE_GRADS = TorchName("torch.distributed.pipelining.stage:_PipelineStageBase.perform_reduce_grad", since="2.10")
-"""The methods of a stage that finish its gradients, at the end of a step."""
+"""Methods of a stage that finish its gradients at the end of a step."""
 
 _STAGE = "torch.distributed.pipelining.stage:PipelineStage"
 _SCHEDULE = "torch.distributed.pipelining.schedules:_PipelineSchedule"
 INFER_SHAPES = TorchName(f"{_STAGE}._shape_inference", until="2.11")
-"""The method by which a stage receives its shapes, runs its module on them, and sends those of its outputs:
+"""Method by which a stage receives its shapes, runs its module on them, and sends the shapes of its outputs:
 ``(args, kwargs)``."""
 
 RECEIVE_SHAPES = TorchName(f"{_STAGE}._recv_meta", since="2.12")
-"""The method by which a stage receives shapes from another one: ``(src_stage)``."""
+"""Method by which a stage receives shapes from another one: ``(src_stage)``."""
 
 INFER_FORWARD = TorchName(f"{_STAGE}._forward_metadata_inference", since="2.12")
-"""The method by which a stage finds out the shapes of its outputs, and sends them on."""
+"""Method by which a stage infers the shapes of its outputs, and sends them on."""
 
 VOTE = TorchName(f"{_SCHEDULE}._warmup_p2p", since="2.12", until="2.14")
 INITIALIZE_STAGES = TorchName(f"{_SCHEDULE}._initialize_pipeline_distributed_state", since="2.15")
-"""The methods by which a schedule has all stages agree whether to find out shapes: ``(stages, has_backward, …)``."""
+"""Methods by which the stages of a schedule agree whether to infer shapes: ``(stages, has_backward, …)``."""
 
 DIST_OF_SCHEDULES = TorchName("torch.distributed.pipelining.schedules:dist")
 DIST_OF_EDGES = TorchName("torch.distributed.pipelining._p2p:dist", since="2.15")
-"""The names under which schedules, and what gives each connection a group, find ``torch.distributed``."""
+"""Names under which schedules, and the code that makes a group per connection, find ``torch.distributed``."""
 
 _allocate_buffer = TorchName("torch.distributed.pipelining.stage:_RecvInfo.allocate_buffer", since="2.15")
 
 
 def stages_hold_buffers() -> bool:
-    """Return True if a stage makes a buffer for each message before the first one, not when it is needed."""
+    """Return True if a stage allocates the buffers of all messages before the first one, and not one by one."""
     return not _allocate_buffer.is_there
 
 
 INPUT_PLACEHOLDER = TorchName("torch.distributed.pipelining.stage:_RootArgPlaceholder.__init__", until="2.11")
-"""The method that describes an input of the first stage, once for each microbatch, by a copy on the meta device."""
+"""Method that describes an input of the first stage, for each microbatch anew, by a copy on the meta device."""

@@ -1,4 +1,4 @@
-"""Processes: the functions that start them, and what torch loads and keeps in one."""
+"""Processes: the functions that start them, the modules of torch to preload, and the state of torch in a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsexplore._internal.torch_internals.names import TorchName, internal
 START_PROCESSES = TorchName("torch.multiprocessing.spawn:start_processes")
 """The function by which ``torch.multiprocessing.spawn`` starts ranks."""
 NEXT_BATCH = TorchName("torch.utils.data.dataloader:_BaseDataLoaderIter.__next__")
-"""The method that gives the batches of each ``DataLoader``, with workers and without."""
+"""The method that returns the next batch of a ``DataLoader``, with workers or without."""
 START_PROCESS = TorchName("multiprocessing.process:BaseProcess.start")
 
 PRELOADED = (
@@ -24,28 +24,28 @@ PRELOADED = (
     "torch._dynamo",
     "torch.profiler._cupti_monitor",  # FSDP2's first forward imports it
 )
-"""The modules of torch that most programs of several ranks import."""
+"""Modules of torch that most programs with several ranks import."""
 
 NOT_PRELOADED = ("torch.cuda", "torch._inductor", "torch.testing", "torch.utils.tensorboard")
 """Modules of torch that may look for a GPU when they are imported, or that few programs need."""
 
 
-def clear_compilers_lookups() -> None:
-    """Empty the compiler's cache of the functions that it knows, where it is loaded.
+def clear_compiler_cache() -> None:
+    """Clear the compiler's cache of functions that it knows, if the compiler is loaded.
 
-    Each ``init_process_group`` does so too, and a process forked from this one would copy the memory that it frees.
+    Each ``init_process_group`` clears it too. In a process forked from this one, that would copy the freed memory.
     """
     if "torch._dynamo" in sys.modules:
         internal("torch._dynamo.trace_rules:clear_lru_cache", otherwise=int)()
 
 
 def has_cuda_context(device: int) -> bool:
-    """Return True if this process itself holds a CUDA context on a GPU; a build without CUDA has none."""
-    asked: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    return asked is not None and bool(asked(device))
+    """Return True if this process itself has a CUDA context on a GPU; False in a build without CUDA."""
+    has_context: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return has_context is not None and bool(has_context(device))
 
 
 def dataset_name(iterator: Any) -> str:
-    """Return the class of the data set that an iterator of a ``DataLoader`` reads; empty where it does not say."""
+    """Return the name of the class of the data set that an iterator of a ``DataLoader`` reads; empty if unknown."""
     dataset = getattr(iterator, "_dataset", None)
     return "" if dataset is None else type(dataset).__name__

@@ -16,19 +16,19 @@ no_torch_function: Callable[[], Any] = internal("torch:DisableTorchFunction")
 can_take_data: Callable[[torch.Tensor, torch.Tensor], bool] = internal(
     "torch:_has_compatible_shallow_copy_type", otherwise=lambda tensor, data: type(tensor) is type(data)
 )
-"""Return True if ``tensor.data = data`` is possible: both are of one kind."""
+"""Return True if ``tensor.data = data`` is possible, because both are of one kind."""
 
 storage_number: Callable[[Any], int] = attrgetter("_cdata")
-"""Return what identifies an untyped storage as long as it lives; fake ones have no address."""
+"""Return a number that identifies an untyped storage while it exists; a fake one has no address that could."""
 
 allowed_when_uninitialized: frozenset[Any] = frozenset(
     internal("torch.nn.parameter:UninitializedTensorMixin._allowed_methods", otherwise=())
 )
-"""The functions of torch that take a parameter without a shape."""
+"""Functions of torch that accept a parameter without a shape."""
 
 
 def parts_of_sparse(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the indices and the values of a sparse tensor; none of a tensor that is not sparse."""
+    """Return the tensors of indices and values of a sparse tensor; empty if it is not sparse."""
     if tensor.layout == torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -45,7 +45,7 @@ def count_elements(storage: torch.TypedStorage) -> int:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return a tensor's version, the count of in-place writes; -1 if torch keeps none, as in inference mode."""
+    """Return a tensor's version, its number of in-place writes; -1 for a tensor of inference mode, which has none."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -63,14 +63,14 @@ NESTED_TENSORS = tuple(
 )
 TENSOR_TOLIST = TorchName("torch:Tensor.tolist")
 TENSOR_OF_DATA = tuple(TorchName(f"torch:{name}") for name in ("tensor", "as_tensor", "asarray"))
-"""The functions that make a tensor of values that Python has."""
+"""Functions that make a tensor from Python's values."""
 
 MOVE = TorchName("torch:Tensor.to")
 MOVE_TO_CUDA = TorchName("torch:Tensor.cuda")
 
 TYPED_ELEMENT = TorchName("torch.storage:TypedStorage._getitem")
 UNTYPED_ELEMENT = TorchName("torch.storage:UntypedStorage.__getitem__")
-"""The methods that read an element of a storage."""
+"""Methods that read an element of a storage."""
 
 RESIZE_STORAGE = TorchName("torch:UntypedStorage.resize_")
 
@@ -78,12 +78,12 @@ MAKE_WRAPPER = TorchName("torch:Tensor._make_wrapper_subclass")
 RECORD_STREAM = TorchName("torch:Tensor.record_stream")
 
 GROUP_BY_DEVICE = TorchName("torch.utils._foreach_utils:_group_tensors_by_device_and_dtype")
-"""The function by which clipping, and others that use foreach, group tensors."""
+"""Function by which gradient clipping and other users of foreach ops group tensors."""
 
 TENSOR_READS = tuple(
     TorchName(f"torch:Tensor.{name}") for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 )
-"""The methods that read the values of a tensor into Python."""
+"""Methods that read the values of a tensor into Python."""
 
 TENSOR_COMPARISONS = tuple(
     TorchName(f"torch:Tensor.{name}") for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")

@@ -1,4 +1,4 @@
-"""The analyses of `Trace`: sums, skew, findings, timelines, predictions. Other rooms are imported for types alone."""
+"""The methods of `Trace` that analyze it: sums, skew, findings, timelines, predictions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Analyses(Displayable):
-    """Sums and analyses of a trace; an analysis is imported when it is called."""
+    """Sums and analyses of a trace; the code of an analysis is imported when it is called."""
 
     _INTERNAL = frozenset({"tables"})
 
@@ -49,9 +49,9 @@ class Analyses(Displayable):
     def skew(self) -> Skew:
         """Return a `Skew`: which ranks are late to collectives, how long the others wait, how long transfers take.
 
-        It shows itself as a drawing. ``.verdict()`` names the late ranks, ``.to_frame()`` has a row
-        per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
-        ``"op"`` or ``"group"`` sums of them. A simulated trace has no times; its verdict says so.
+        It is displayed as a drawing. ``.verdict()`` names the late ranks. ``.to_frame()`` has a row per collective that
+        several ranks measured, and ``.to_frame(by="rank")`` sums of these; ``by`` may also be ``"module"``, ``"axis"``,
+        ``"phase"``, ``"op"`` or ``"group"``. A simulated trace has no times; its verdict says so.
 
         Examples:
             >>> trace.skew().is_timed  # simulated ranks have no times
@@ -63,8 +63,8 @@ class Analyses(Displayable):
     def findings(self) -> Findings:
         """Return the traffic that the program need not send, as `analysis.findings.finding.Findings`.
 
-        Each finding has module, line, bytes per rank and step, why, and a change to try. Findings show themselves as a
-        table; ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
+        Each finding has module, line, bytes per rank and step, a reason, and a change to try. Findings are displayed as
+        a table. ``.to_frame()`` returns it as a frame, and ``.trace(0)`` the events of the first finding.
 
         Examples:
             >>> len(trace.findings())
@@ -74,9 +74,9 @@ class Analyses(Displayable):
         return findings
 
     def io_waits(self) -> pl.DataFrame:
-        """Return for how long the program stood still for its disk and its input, per module and phase.
+        """Return how long the program waited for its disk and its input, per module and phase, the longest first.
 
-        Seen are transfers of `dsexplore.aio` and each ``DataLoader``, on real ranks; the longest first; columns:
+        Waits for transfers of `dsexplore.aio` and for each ``DataLoader`` are recorded on real ranks; columns:
         `analysis.io_waits.COLUMNS`. `Trace.io` has each read, write and wait.
 
         Examples:
@@ -113,13 +113,13 @@ class Analyses(Displayable):
         wait for one another.
 
         Args:
-            lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or ``collective``, an
-                op on an axis. None: ranks where there are several, else phases. ``stage``: the schedule of a pipeline.
-                With hardware: ``stream``, the compute stream and the streams of collectives (None is the same), or
-                ``stage``.
-            color_by: what the colors say: ``phase``, ``axis``, ``op`` or ``rank``.
-            sizes: which bytes the spans have, ``wire`` or ``message``.
-            hardware: the machine that a step is predicted on, as `predict` takes it.
+            lanes: Column whose values have a lane each: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or
+                ``collective``, an op on an axis. None: ``rank`` for several ranks, else ``phase``. ``stage``: the
+                schedule of a pipeline. With hardware: ``stream`` (or None), a lane for the compute stream and each
+                stream of collectives, or ``stage``.
+            color_by: Column whose values have a color each: ``phase``, ``axis``, ``op`` or ``rank``.
+            sizes: Bytes that the spans show, ``wire`` or ``message``.
+            hardware: Machine that a step is predicted on, as `predict` takes it; None for measured times.
 
         Raises:
             UsageError: no such lanes, color_by, sizes or hardware; no pipeline; hardware without ``costs=True``.
@@ -148,12 +148,13 @@ class Analyses(Displayable):
         """Return a `analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
 
         Args:
-            ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8. With
-                hardware whose NVLink domains are several nodes, boxes are domains.
-            sizes: which bytes it shows, ``wire`` or ``message``.
-            axis: the mesh axis whose groups are outlined.
-            shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with hardware.
-            hardware: the machine that seconds are predicted on, as `predict` takes it; None for measured ones.
+            ranks_per_node: Number of consecutive ranks on each node; None for that of the hardware, else 8. If the
+                hardware's NVLink domains have several nodes, boxes are domains.
+            sizes: Bytes that the map shows, ``wire`` or ``message``.
+            axis: Mesh axis whose groups are outlined; None for no outlines.
+            shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None for seconds if hardware
+                is given, else bytes.
+            hardware: Machine that seconds are predicted on, as `predict` takes it; None for measured seconds.
 
         Raises:
             UsageError: fewer than one rank per node, no such sizes, axis, shade or hardware, or no times for seconds.
@@ -162,25 +163,26 @@ class Analyses(Displayable):
             >>> trace.world_map(ranks_per_node=2).extent
             '4 ranks on 2 nodes of 2'
         """
-        options = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
+        options: dict[str, object] = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
         world: WorldMap
         if hardware is None or shade == "bytes":
-            options |= {"ranks_per_node": 8} if ranks_per_node is None else {}
+            if ranks_per_node is None:
+                options["ranks_per_node"] = 8
             world = run_pass("world_map", self.tables, **options, shade=shade or "bytes")
         else:
-            seen = shade or "seconds"
-            world = run_pass("predicted_world_map", self.tables, **options, shade=seen, hardware=hardware)
+            options |= {"shade": shade or "seconds", "hardware": hardware}
+            world = run_pass("predicted_world_map", self.tables, **options)
         return world
 
     def parameter_history(self, name: str, sizes: str = "wire") -> ParameterHistory:
         """Return one parameter's shards and its traffic in a step.
 
         Args:
-            name: as in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
-            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+            name: Name of the parameter in ``trace.parameters``, or its end: ``layers.0.attention.wq.weight``.
+            sizes: Bytes that are shown, ``"wire"`` or ``"message"``.
 
         Raises:
-            UsageError: no such sizes or parameter, or several that end so.
+            UsageError: there are no such sizes, or no parameter of that name, or several names end so.
 
         Examples:
             >>> with dsexplore.commtrace(mesh="dp=2", hardware="cpu") as trace:
@@ -209,22 +211,22 @@ class Analyses(Displayable):
         """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
 
         Args:
-            hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
+            hardware: A GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
                 or a `Cluster`.
-            ranks_per_node: ranks that a launcher starts on each node, where it is not the cluster's number.
-            compiled: whether modules run compiled; None for as the program asked.
-            overlap: whether communication may run beside compute.
-            step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
-            async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
+            ranks_per_node: Number of ranks that a launcher starts on each node; None for the cluster's number.
+            compiled: Whether modules run compiled; None if those do that the program compiles.
+            overlap: Whether communication may run beside compute.
+            step: Number of the step in the trace. None for the last one of the steps that train most and, of these,
+                evaluate least.
+            async_tp: Whether collectives of tensor parallelism run in pieces beside their products, as torch's async
                 tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
-            attention: the attention kernels: ``"flash-2"``, or ``"cudnn"`` where cuDNN's are faster.
-            expandable_segments: whether the allocator's segments can grow, which leaves it hardly any gaps, as with
+            attention: Attention kernels: ``"flash-2"``, or ``"cudnn"`` where cuDNN's are faster.
+            expandable_segments: Whether the allocator's segments can grow, which leaves it hardly any gaps, as with
                 ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
-            expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has: its messages
-                and what it computes are that much larger. All_to_alls whose uneven splits the trace has stay as they
-                are.
-            cuda_graphs: whether CUDA graphs launch all kernels, as in ``torch.cuda.graph`` or an engine's decoding: no
-                kernel waits for the CPU that launches it.
+            expert_imbalance: Tokens of the busiest rank of experts, as a multiple of the mean. Its messages and its
+                computation are larger by this factor; an all_to_all that was recorded with uneven splits is not scaled.
+            cuda_graphs: Whether CUDA graphs launch all kernels, as in ``torch.cuda.graph`` or an engine's decoding, so
+                that no kernel waits for the CPU that launches it.
 
         Raises:
             UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such hardware.

@@ -1,15 +1,15 @@
 """The call journal: a file with the latest calls of one rank that is always current, however its process ends.
 
-`record` writes one for each rank of a job that saves into a folder, and removes it once the rank's trace is saved. Of a
-rank that SIGKILL, ``abort`` or ``os._exit`` ends, which saves no trace, it is what is read. Each call is written to a
-file that is mapped into memory, where the operating system keeps it when the process is gone. What calls have in common
-is written once; a call is then two numbers and a time in a ring buffer.
+`record` writes one for each rank of a job that saves into a folder, and removes it once the rank's trace is saved. A
+rank that SIGKILL, ``abort`` or ``os._exit`` ends saves no trace, so its journal is read instead. The file is mapped
+into memory, and the operating system keeps what was written there when the process is gone. The columns that calls of
+one kind share are written once; a call is then two numbers and a time in a ring buffer.
 
 | bytes | |
 |---|---|
-| 0 to `_END_AT` | `_HEAD`: mark, version, number of events, how many of the first of them had ended, lengths of texts |
-| to `_INFO_AT` | how the process ended, as a rank that outlived it saw: UTF-8 up to the first zero byte |
-| to `_KINDS_AT` | what the journal says of itself, `JournalInfo` as JSON |
+| 0 to `_END_AT` | `_HEAD`: mark, version, number of events, how many of the first ones had ended, lengths of texts |
+| to `_INFO_AT` | how the process ended, as a rank that outlived it noted: UTF-8 up to the first zero byte |
+| to `_KINDS_AT` | `JournalInfo` as JSON |
 | to `_RING_AT` | kinds of calls, a line of JSON each: the columns of an event that all calls of the kind share |
 | to `_SIZE` | the ring: `_CALL` for each of the last `KEPT` events |
 """
@@ -53,9 +53,9 @@ _CALL_BYTES = _CALL.size
 _pack_call, _pack_counts = _CALL.pack_into, _COUNTS.pack_into
 _SIZE = _RING_AT + KEPT * _CALL_BYTES
 NOT_NUMBERED = 0xFFFFFFFF
-"""In place of a number among the collectives of a group."""
+"""Number of a call that its group does not count, such as a send."""
 _OMITTED = 0xFFFFFFFE
-"""Kind of the calls that were taken back, and of those that found no room for their own kind."""
+"""Kind of calls that were taken back, and of calls whose own kind did not fit into the file."""
 
 Row = dict[str, Any]
 """Columns of `schema.EVENTS` that all calls of a kind share."""
@@ -69,17 +69,17 @@ class JournalInfo:
     world_size: int
     attempt: str
     began: int
-    """See `TraceInfo.began`."""
+    """Start of the recording, see `TraceInfo.began`."""
     clock: str
-    """See `TraceInfo.clocks`; it names the host on which the process runs, too."""
+    """Name of the clock, see `TraceInfo.clocks`; processes of one host have the same."""
     pid: int
     born: int
-    """When the process was started, as the kernel counts it: another process may get its number later."""
+    """Start of the process in ticks since boot, because another process may get its ID later."""
     torch_version: str = ""
 
 
 class JournaledCall(Protocol):
-    """A call that says whether it is over."""
+    """A call that knows whether it is over."""
 
     @property
     def is_over(self) -> bool:
@@ -87,11 +87,11 @@ class JournaledCall(Protocol):
 
 
 class CallJournal:
-    """Writes a journal.
+    """Writer of a journal.
 
     Args:
-        file: to write; an older one is replaced.
-        info: of the process.
+        file: Path of the journal; an older file is replaced.
+        info: Rank and process that the journal belongs to.
     """
 
     def __init__(self, file: Path, info: JournalInfo) -> None:
@@ -111,11 +111,11 @@ class CallJournal:
         partial.replace(file)
 
     def add_kind(self, rows: Sequence[Row], group: Sequence[Any] | None) -> int:
-        """Write a kind of calls and return its number.
+        """Write a kind of calls and return its number; calls of a kind that does not fit are omitted from the journal.
 
         Args:
-            rows: one per event of such a call.
-            group: its row of `schema.GROUPS`; None if it has none.
+            rows: Shared columns of each event that such a call has.
+            group: Row of the call's group, with the columns `schema.GROUPS`; None if it has no group.
         """
         line = json.dumps({"rows": rows, "group": group}).encode() + b"\n"
         if self._kinds_end + len(line) > _RING_AT:
@@ -130,10 +130,10 @@ class CallJournal:
         """Write an event of a call that is about to be issued, or has been.
 
         Args:
-            kind: the number of the call's kind.
-            number: of a collective, among those of its group; `NOT_NUMBERED` for a message.
-            start: nanoseconds since the epoch.
-            call: the call, which is asked later whether it has ended.
+            kind: Number of the call's kind, from `add_kind`.
+            number: Number of a collective among those of its group; `NOT_NUMBERED` for a message.
+            start: Start in nanoseconds since the epoch; None if unknown.
+            call: The call, which is asked later whether it has ended.
         """
         count, running = self._count, self._running
         _pack_call(self._map, _RING_AT + count % KEPT * _CALL_BYTES, kind, number, start or 0)
@@ -144,7 +144,10 @@ class CallJournal:
         _pack_counts(self._map, _COUNTS_AT, count, running[0][0])
 
     def take_back(self, call: JournaledCall) -> None:
-        """Remove a call that was refused before it was issued; if another thread has added one since, a gap remains."""
+        """Remove a call that was refused before it was issued.
+
+        If another thread has added a call since, the place of the removed one stays empty.
+        """
         positions = [position for position, running in self._running if running is call]
         self._running = deque(pair for pair in self._running if pair[1] is not call)
         for position in reversed(positions):
@@ -155,27 +158,27 @@ class CallJournal:
         _pack_counts(self._map, _COUNTS_AT, self._count, self._running[0][0] if self._running else self._count)
 
     def settle(self) -> None:
-        """Write which calls have ended since the last one was issued; another thread may ask for it."""
+        """Write which calls have ended since the last one was issued; any thread may call this."""
         count, running = self._count, tuple(self._running)
         ended = next((position for position, call in running if not call.is_over), count)
         _COUNT.pack_into(self._map, _ENDED_AT, min(ended, count))
 
     def remove(self) -> None:
-        """Remove the file. A thread that still writes does so into memory that nobody reads."""
+        """Remove the file; a thread that still writes then writes into memory that nobody reads."""
         self.file.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class ReadJournal:
-    """What a journal holds."""
+    """The content of a journal."""
 
     info: JournalInfo
     events: int
     """Number of events written; the ring holds the last of them."""
-    noted: str
-    """How its process ended, as a rank that outlived it saw; empty if none did."""
+    noted_end: str
+    """How the process ended, as a rank that outlived it noted; empty if none did."""
     calls: Tables
-    """Of the calls in the ring; those that are not known to have ended are ``scheduled``."""
+    """Tables of the calls in the ring; calls that are not known to have ended are ``scheduled``."""
 
     def end_now(self) -> str:
         """Return how the process ended, if this host can tell; empty if it runs, or ran on another host."""
@@ -185,7 +188,7 @@ class ReadJournal:
         """Return the tables of the rank.
 
         Args:
-            end: how it ended, see `trace.ends`.
+            end: How its recording ended, see `trace.ends`; empty if it runs.
         """
         return replace(self.calls, info=replace(self.calls.info, ends=(end or RUNNING,)))
 
@@ -204,18 +207,18 @@ def read_journal(file: Path) -> ReadJournal:
     """Read a journal.
 
     Raises:
-        TraceFileError: it is none, or damaged.
+        TraceFileError: the file is damaged, or not a journal.
     """
     check_kind_of_path(file)
     try:
         data = file.read_bytes()
-        mark, version, count, ended, of_info, of_kinds = _HEAD.unpack_from(data, 0)
+        mark, version, count, ended, info_bytes, kinds_bytes = _HEAD.unpack_from(data, 0)
         if mark != _MARK or version != _VERSION or len(data) != _SIZE:
             raise ValueError("it has another mark, version or size")
-        info = _info(data[_INFO_AT : _INFO_AT + min(of_info, _KINDS_AT - _INFO_AT)])
-        kinds = [json.loads(line) for line in data[_KINDS_AT : min(_KINDS_AT + of_kinds, _RING_AT)].splitlines()]
+        info = _info(data[_INFO_AT : _INFO_AT + min(info_bytes, _KINDS_AT - _INFO_AT)])
+        kinds = [json.loads(line) for line in data[_KINDS_AT : min(_KINDS_AT + kinds_bytes, _RING_AT)].splitlines()]
         end = data[_END_AT:_INFO_AT].partition(b"\0")[0].decode(errors="replace")
-        tables = checked_tables(_tables(info, kinds, data, count, ended))
+        tables = checked_tables(_tables(info, kinds, data, count=count, ended=ended))
     except (
         *(struct.error, ValueError, TypeError, AttributeError, ArithmeticError, LookupError, RecursionError),
         *(OSError, pl.exceptions.PolarsError),
@@ -226,6 +229,11 @@ def read_journal(file: Path) -> ReadJournal:
 
 
 def _info(text: bytes) -> JournalInfo:
+    """Parse `JournalInfo`.
+
+    Raises:
+        TypeError, ValueError: the text is not JSON of its fields, or a field has another type.
+    """
     info = JournalInfo(**json.loads(text))
     for name, value in asdict(info).items():
         if type(value) is not (str if name in ("attempt", "clock", "torch_version") else int):
@@ -233,21 +241,33 @@ def _info(text: bytes) -> JournalInfo:
     return info
 
 
-def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, count: int, ended: int) -> Tables:
+def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, *, count: int, ended: int) -> Tables:
+    """Return the tables of the calls in the ring.
+
+    Args:
+        info: Rank and process of the journal.
+        kinds: Kinds of calls, in the order of their numbers.
+        data: Bytes of the whole file.
+        count: Number of events that were written.
+        ended: Number of the first events that are known to have ended.
+    """
     rows, groups = [], {}
     first = max(count - KEPT, 0)
-    last, part = _OMITTED, 0
+    kind_before, event_of_call = _OMITTED, 0
     for seq in range(first, count):
         kind, number, start = _CALL.unpack_from(data, _RING_AT + seq % KEPT * _CALL_BYTES)
         if kind == _OMITTED:
             continue
-        of_kind = kinds[kind]["rows"]
-        last, part = kind, (part + 1) % len(of_kind) if kind == last else 0  # a call of several events has several rows
-        if kinds[kind]["group"] is not None:
-            groups[kinds[kind]["group"][0]] = kinds[kind]["group"]
+        shared_rows, group = kinds[kind]["rows"], kinds[kind]["group"]
+        if kind == kind_before:  # a call of several events has several rows, one after the other
+            event_of_call = (event_of_call + 1) % len(shared_rows)
+        else:
+            kind_before, event_of_call = kind, 0
+        if group is not None:
+            groups[group[0]] = group
         rows.append(
             {
-                **of_kind[part],
+                **shared_rows[event_of_call],
                 "rank": info.rank,
                 "seq": seq,
                 "start": start or None,
@@ -255,15 +275,10 @@ def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, 
                 "state": "completed" if seq < ended else "scheduled",
             }
         )
-    columns = {name: [row.get(name) for row in rows] for name in schema.EVENTS}
     notes = [f"rank {info.rank} kept its last {KEPT:,} of {count:,} calls"] if first else []
     return Tables(
-        events=pl.DataFrame(columns, schema=schema.EVENTS),
-        parameters=schema.empty("parameters"),
-        modules=schema.empty("modules"),
+        events=schema.events_of(rows),
         groups=pl.DataFrame(list(groups.values()), schema=schema.GROUPS, orient="row"),
-        kernels=schema.empty("kernels"),
-        memory=schema.empty("memory"),
         info=TraceInfo(
             world_size=info.world_size,
             ranks=(info.rank,),
@@ -277,30 +292,31 @@ def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, 
 
 
 def is_of_one_job(attempt: str, other: str) -> bool:
-    """Return True if two names of attempts, see `TraceInfo.attempt`, are of one, whatever their blocks."""
+    """Return True if two names of `TraceInfo.attempt` are of one attempt, in whatever block."""
     return attempt.rpartition(" ")[0] == other.rpartition(" ")[0]
 
 
 def _end_of_process(info: JournalInfo) -> str:
-    return end_of_process(info.pid, info.born) if info.clock and info.clock == host_clock() else ""
+    is_of_this_host = info.clock and info.clock == host_clock()
+    return end_of_process(info.pid, info.born) if is_of_this_host else ""
 
 
 def note_ends(folder: Path, attempt: str) -> None:
-    """Note in the journals of other processes on this host that these have ended or are stopped.
+    """Note in the journals of other processes on this host how these have ended, or that they are stopped.
 
-    When the journals are read later, the launcher has ended all.
+    When the journals are read later, the launcher has ended all processes, and who ended first cannot be seen.
 
     Args:
-        folder: of the journals.
-        attempt: of the job; a rank may have ended in an earlier block of it.
+        folder: Folder of the journals.
+        attempt: Attempt of the job, see `TraceInfo.attempt`; journals of its earlier blocks are included.
     """
     for file in journals_in(folder):
         with suppress(OSError, TraceFileError, ValueError, struct.error):
             check_kind_of_path(file)
             with file.open("rb+") as opened:
                 head = opened.read(_KINDS_AT)
-                *_, of_info, _ = _HEAD.unpack_from(head, 0)
-                info = _info(head[_INFO_AT : _INFO_AT + of_info])
+                *_, info_bytes, _ = _HEAD.unpack_from(head, 0)
+                info = _info(head[_INFO_AT : _INFO_AT + info_bytes])
                 if info.pid == os.getpid() or head[_END_AT] or not is_of_one_job(info.attempt, attempt):
                     continue
                 text = _end_of_process(info).encode()

@@ -1,4 +1,7 @@
-"""The causes of what FSDP and pipelines send: ``FSDP …`` of ``fully_shard``, ``FSDP1 …`` of the wrapper class."""
+"""Values of the column ``cause`` that FSDP and pipelines have.
+
+``FSDP …`` are those of ``fully_shard`` (FSDP2), ``FSDP1 …`` those of the wrapper ``FullyShardedDataParallel``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ FSDP_GATHERS = tuple(
 )
 FSDP_REDUCES = ("FSDP post_backward", "FSDP1 post_backward")
 PIPELINE_SCHEDULE = "pipeline schedule"
-"""The cause of what a pipeline's schedule sends and receives between its calls of the stages."""
+"""Cause of the messages that a pipeline's schedule sends and receives between its calls of the stages."""
 
 
 def is_fsdp2(cause: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore._internal.mesh import parse_mesh
-from dsexplore._internal.trace.limits import MOST_ELEMENTS, MOST_RANKS, MOST_TIME
+from dsexplore._internal.trace.limits import MOST_ELEMENTS, MOST_NUMBER, MOST_RANKS
 from dsexplore._internal.trace.represented_ranks import bounds_in
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 
@@ -30,26 +30,18 @@ _SIGNED = ("before", "segment", "seq", "batch", "waits_for", "start", "end")
 _ANY_NUMBER = ("norm", "mean", "min", "max", "projection", "hash")
 """Columns of values that the program computed."""
 _DEEPEST = 10_000
+"""Largest depth of a module."""
 
 
 def checked_tables(tables: Tables) -> Tables:
-    """Return `tables` once `check_tables` has found nothing.
+    """Return `tables` after checking that a recording can have all of their values.
 
     Raises:
-        ValueError: a value is one that no recording can have; the message names table, column and value.
-    """
-    check_tables(tables)
-    return tables
-
-
-def check_tables(tables: Tables) -> None:
-    """Raise unless a recording can have all values.
-
-    Raises:
-        ValueError: one is not; the message names table, column and value.
+        ValueError: no recording can have a value; the message names table, column and value.
     """
     for problem in _problems(tables):
         raise ValueError(problem)
+    return tables
 
 
 def _problems(tables: Tables) -> Iterator[str]:
@@ -81,7 +73,7 @@ def _info_errors(info: TraceInfo) -> Iterator[str]:
 
 
 def _facts(table: pl.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return {column: ``missing`` values, those ``inside`` lists, and ``least`` and ``most`` of numbers}."""
+    """Return, by column, the number of ``missing`` values, those ``inside`` lists, and the ``least`` and ``most``."""
     columns = {}
     for name, kind in table.schema.items():
         values = pl.col(name)
@@ -92,7 +84,7 @@ def _facts(table: pl.DataFrame) -> dict[str, dict[str, Any]]:
             facts += [inner.min().alias("least"), inner.max().alias("most")]
         elif kind.is_numeric():
             facts += [values.min().alias("least"), values.max().alias("most")]
-        # by an expression: a column of one value in all rows stays one value
+        # An expression, because it keeps a column that has one value in all rows as that one value.
         columns[name] = table.select(name).select(facts).row(0, named=True)
     return columns
 
@@ -114,15 +106,15 @@ def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: in
         **dict.fromkeys(_RANKS, world_size - 1),
         **dict.fromkeys(_POSITIVE, MOST_RANKS),
     }
-    upper = largest_allowed.get(column, MOST_TIME)
-    lower = -MOST_TIME if column in _SIGNED else int(column in _POSITIVE)
+    upper = largest_allowed.get(column, MOST_NUMBER)
+    lower = -MOST_NUMBER if column in _SIGNED else int(column in _POSITIVE)
     for value in (least, most):
         if not lower <= value <= upper:
             yield f"table {name}: {column} is {value}, and may be {lower} to {upper}"
 
 
 def _module_errors(modules: pl.DataFrame) -> Iterator[str]:
-    """Yield an error if a module's parent is not above it: one would walk up without end."""
+    """Yield an error if a module's parent is not above it, as a walk to the root would not end."""
     parents = modules.select(parent="module", parent_depth="depth")
     wrong = modules.join(parents, on="parent").filter(pl.col("parent_depth") >= pl.col("depth"))
     if len(wrong):

@@ -1,8 +1,8 @@
 """Put the ranks of a trace on one clock: estimate offsets from the ends of collectives, and subtract them.
 
 A collective that needs all ranks of a group, such as an all_reduce, ends on all of them at nearly the same moment, no
-matter which rank was late. If two ranks' clocks differ, the ends of their common collectives therefore differ by that
-offset: it is the median difference. Ranks without a common group are related through other ranks. With many common
+matter which rank was late. If two ranks' clocks differ, the ends of their common collectives therefore differ by the
+offset, which is the median difference. Ranks without a common group are related through other ranks. With many common
 collectives, each rank's ends are then compared with the median of all ends, because two neighbors in a ring are often
 late together.
 
@@ -67,7 +67,7 @@ class ClockOffset:
     """True if the clock certainly differs from the first rank's: neither equal clocks nor chance explain the ends."""
 
 
-_NO_OFFSET = ClockOffset(0, 0, 0, 0)
+_NO_OFFSET = ClockOffset(offset=0, residual=0, spread=0, collectives=0)
 
 
 def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
@@ -78,7 +78,7 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     measured collective in common, is returned unchanged.
 
     Args:
-        tables: the tables of several ranks.
+        tables: Tables of several ranks.
         shares_clock: True if all ranks share a clock although the info does not name it.
     """
     info = tables.info
@@ -115,11 +115,13 @@ def _record_offsets(info: TraceInfo, offsets: Mapping[int, ClockOffset]) -> Trac
 
 
 def _beyond_noise(clock: ClockOffset) -> ClockOffset:
+    """Return the clock with an offset of 0 unless it is certain, large enough, and of enough collectives."""
     is_significant = clock.is_sure and abs(clock.offset) > LEAST_OFFSET and clock.collectives >= LEAST_COLLECTIVES
     return clock if is_significant else replace(clock, offset=0)
 
 
 def _note(shifted: Mapping[int, ClockOffset]) -> str:
+    """Return the note on the ranks whose times were shifted, with the error of each offset."""
     named = [
         f"rank {rank} by {format_seconds(-clock.offset / 1e9)} ({_doubt(clock)})"
         for rank, clock in list(shifted.items())[:_NAMED]
@@ -139,9 +141,9 @@ def clock_offsets(
     """Return {rank: offset of its clock from the lowest rank's}; ranks that no collective relates to it are omitted.
 
     Args:
-        events: the events of all ranks.
-        groups: the groups table of the same trace.
-        clocks: {rank: name of its clock} where known; ranks that share a clock get one offset.
+        events: Events of all ranks.
+        groups: Groups table of the same trace.
+        clocks: {rank: name of its clock}, for known clocks; ranks that share a clock get one offset. None: all unknown.
     """
     clocks = clocks or {}
     measured = numbered(events, groups).filter(
@@ -168,12 +170,12 @@ def _ends_by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.Da
 
 
 def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
-    """Return the offset of each rank, where no two ranks share a clock."""
+    """Return the offset of each rank from the lowest one's clock; no two of the ranks share a clock."""
     ends = _rows_by_rank(measured)
     ranks = sorted(ends)
     if not ranks:
         return {}
-    offsets = {ranks[0]: ClockOffset(0, 0, 0, 0)}
+    offsets = {ranks[0]: _NO_OFFSET}
     waiting = [ranks[0]]
     related: list[tuple[int, int]] = []
     neighbors = _neighbors(measured)
@@ -191,18 +193,24 @@ def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
 def _limited(
     ends: Mapping[int, pl.DataFrame], offsets: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
 ) -> dict[int, ClockOffset]:
-    """Return the offsets with `limit` and `is_sure` filled in."""
+    """Return the offsets with `limit`, and with `is_sure` where the limits exclude equal clocks.
+
+    Args:
+        ends: {rank: its collectives, with start and end}.
+        offsets: {rank: its offset}.
+        related: Pairs (rank with a known offset, rank whose offset was derived from it).
+    """
     limited = {rank: replace(clock, limit=0) if not clock.collectives else clock for rank, clock in offsets.items()}
     for reference, rank in related:
         both = ends[reference].join(ends[rank], on=SAME, how="inner", suffix="_of_second")
         ahead = offsets[rank].offset - offsets[reference].offset
         most = (both["end_of_second"] - both["start"]).min()
         least = (both["start_of_second"] - both["end"]).max()
-        before = limited[reference].limit
-        if before is not None and isinstance(most, int) and isinstance(least, int) and least <= most:
-            limit = before + max(abs(most - ahead), abs(least - ahead))
-            first, last = offsets[reference].offset + least - before, offsets[reference].offset + most + before
-            is_sure = offsets[rank].is_sure or not first <= 0 <= last
+        known, limit_of_known = offsets[reference].offset, limited[reference].limit
+        if limit_of_known is not None and isinstance(most, int) and isinstance(least, int) and least <= most:
+            limit = limit_of_known + max(abs(most - ahead), abs(least - ahead))
+            is_zero_possible = known + least - limit_of_known <= 0 <= known + most + limit_of_known
+            is_sure = offsets[rank].is_sure or not is_zero_possible
             limited[rank] = replace(offsets[rank], limit=limit, is_sure=is_sure)
     return limited
 
@@ -221,9 +229,9 @@ def _refined(
     residual is estimated by how far apart the offsets of `PARTS` parts of the record lie.
 
     Args:
-        measured: the collectives.
-        offsets: the offsets derived from pairs of ranks.
-        related: pairs (rank with a known offset, rank whose offset was derived from it).
+        measured: Measured collectives of all ranks.
+        offsets: Offsets derived from pairs of ranks.
+        related: Pairs (rank with a known offset, rank whose offset was derived from it).
     """
     refined = dict(offsets)
     to_refine = [(reference, rank) for reference, rank in related if offsets[rank].collectives >= LEAST_REFINED]
@@ -251,22 +259,28 @@ def _refined(
 
 
 def _medians_of_parts(times: Times) -> Times:
+    """Return the median of each of `PARTS` equal parts of `times`, without a remainder at the end."""
     length = times.size // PARTS
     medians: Times = np.median(times[: length * PARTS].reshape(PARTS, length), axis=1)
     return medians
 
 
 def _related(reference: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> ClockOffset:
-    """Return a rank's offset, given its end times minus those of a rank whose offset is known."""
+    """Return a rank's offset.
+
+    Args:
+        reference: Offset of another rank.
+        differences: Ends of common collectives on the rank minus those on the other one, in nanoseconds.
+    """
     offset = int(np.median(differences))
     spread = int(np.median(np.abs(differences - offset)))
     residual = reference.residual + round(spread / math.sqrt(differences.size))
     ahead = reference.offset + (offset if abs(offset) > spread else 0)
     count = differences.size
-    within = count - count // 4  # a few ends may be noticed very late
-    reach = max(float(np.partition(np.abs(differences - offset), within - 1)[within - 1]), AT_BEST)
-    is_sure = count >= LEAST_IN_COMMON and is_beyond_chance(reach, abs(ahead), within, count)
-    return ClockOffset(ahead, residual, spread, count, is_sure=is_sure)
+    closest = count - count // 4  # a few ends may be noticed very late
+    reach = max(float(np.partition(np.abs(differences - offset), closest - 1)[closest - 1]), AT_BEST)
+    is_sure = count >= LEAST_IN_COMMON and is_beyond_chance(spread=reach, width=abs(ahead), within=closest, count=count)
+    return ClockOffset(offset=ahead, residual=residual, spread=spread, collectives=count, is_sure=is_sure)
 
 
 def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.DataFrame:

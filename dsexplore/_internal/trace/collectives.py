@@ -1,8 +1,8 @@
-"""The collectives by torch's plain names, and what each one moves.
+"""The collectives by torch's plain names, and how many bytes each one moves.
 
-Two sizes, both in bytes and per rank. *Message bytes* S is the whole buffer as nccl-tests counts it; *wire
-bytes* is the least that a rank must send, S × the bus factor (nccl-tests, ``doc/PERFORMANCE.md``); of a message, its
-sender sends all and its receiver nothing:
+There are two sizes, both in bytes and per rank. *Message bytes* S is the whole buffer, as nccl-tests counts it. *Wire
+bytes* is the least that a rank must send: S × the bus factor (nccl-tests, ``doc/PERFORMANCE.md``). A send has all of
+its S on the wire, a recv nothing:
 
 | op | S | bus factor for n ranks |
 |---|---|---|
@@ -14,7 +14,7 @@ sender sends all and its receiver nothing:
 | broadcast, reduce, send, recv | the tensor | 1 |
 | barrier | 0 | 1 |
 
-In a group of one rank nothing is sent: there every factor is 0.
+In a group of one rank nothing is sent, and every factor is 0.
 
 Worked example: an all_gather of 4 shards of 1 MiB has S = 4 MiB, and each rank sends its shard three times
 around the ring: 3 MiB = 4 MiB × 3/4.
@@ -38,12 +38,19 @@ OPS = (
     "barrier",
 )
 
+PREFIXES_OF_OTHER_OPS = ("unknown:", "switched_off:")
+"""Beginnings of the names of further ops: unknown ones, and those that a switch of dsexplore turned off."""
+
 _IN_PARTS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
 """Ops in which each rank keeps its own part and sends the others."""
 
 
 def _bus_fraction(op: str, group_size: int) -> tuple[int, int]:
-    """Return the bus factor as (numerator, denominator); the only place that says how much each op sends."""
+    """Return the bus factor as (numerator, denominator).
+
+    Raises:
+        UsageError: a group size below 1.
+    """
     if group_size < 1:
         raise UsageError(f"group_size {group_size} is not a number of ranks: give the size of the group, 1 or more")
     if op == "all_reduce":
@@ -57,8 +64,8 @@ def bus_factor(op: str, group_size: int) -> float:
     """Return the bytes that a rank must send, as a multiple of the message bytes S; 0 in a group of one rank.
 
     Args:
-        op: a name from `OPS`; one that is not there sends S.
-        group_size: ranks in the process group, never the world size for a subgroup.
+        op: Name of the collective, from `OPS`; any other op has the bus factor 1.
+        group_size: Number of ranks in the process group, which for a subgroup is not the world size.
 
     Raises:
         UsageError: a group size below 1.
@@ -68,7 +75,13 @@ def bus_factor(op: str, group_size: int) -> float:
 
 
 def wire_bytes_if_known(op: str, message_bytes: int | None, group_size: int) -> int | None:
-    """Return `wire_bytes`; None if the size of the message, or of the group (0), is unknown and they depend on it."""
+    """Return `wire_bytes`; None if they depend on a size that is unknown.
+
+    Args:
+        op: Name of the collective.
+        message_bytes: Message bytes S; None if unknown.
+        group_size: Number of ranks in the process group; 0 if unknown.
+    """
     if message_bytes == 0 or op == "recv":
         return 0
     if message_bytes is None or not group_size:

@@ -1,4 +1,4 @@
-"""The difference of two traces."""
+"""Compare the traffic of two traces per module, op, axis and phase."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def compare(before: Tables, after: Tables) -> pl.DataFrame:
     """
     joined = _totals(before).join(_totals(after), on=KEYS, how="full", coalesce=True, suffix="_after")
     absent = {when: pl.col(f"count{when}").is_null() for when in ("", "_after")}
-    zero = [
+    zero_where_absent = [
         pl.when(is_absent).then(pl.lit(0, pl.Int64)).otherwise(pl.col(f"{size}{when}")).alias(f"{size}{when}")
         for size in _SIZES
         for when, is_absent in absent.items()
     ]
-    rows = joined.with_columns(*zero).select(*KEYS, _change(), *_sizes())
+    rows = joined.with_columns(*zero_where_absent).select(*KEYS, _change(), *_columns_of_sizes())
     modules = merge_modules([before.modules, after.modules])["module"]
     order = {name: index for index, name in enumerate(modules)}
     place = pl.col("module").replace_strict(order, default=-1, return_dtype=pl.Int64)
@@ -49,6 +49,7 @@ def _totals(tables: Tables) -> pl.DataFrame:
 
 
 def _change() -> pl.Expr:
+    """Return the column ``change``: ``+``, ``-``, ``±`` or ``=``, see `COLUMNS`."""
     same = pl.all_horizontal(pl.col(size).eq_missing(pl.col(f"{size}_after")) for size in _SIZES)
     return (
         pl.when(same)
@@ -62,7 +63,7 @@ def _change() -> pl.Expr:
     )
 
 
-def _sizes() -> list[pl.Expr]:
+def _columns_of_sizes() -> list[pl.Expr]:
     columns = []
     for size in _SIZES:
         before, after = pl.col(size), pl.col(f"{size}_after")

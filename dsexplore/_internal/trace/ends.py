@@ -27,13 +27,14 @@ def raised(kind: str, text: str, line: str) -> str:
     """Return the text for a recording ended by an exception.
 
     Args:
-        kind: the name of the exception's class.
-        text: its message.
-        line: where it was raised, ``"train.py:5"``; empty if unknown.
+        kind: Name of the exception's class.
+        text: Message of the exception; only its first `_LONGEST` characters are shown.
+        line: Line that raised it, ``"train.py:5"``; empty if unknown.
     """
-    said = " ".join(text.split())
-    shown = f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said
-    return _add_line(f"raised {kind}{f' ({shown})' if shown else ''}", line)
+    message = " ".join(text.split())
+    if len(message) > _LONGEST:
+        message = f"{message[:_LONGEST]}…"
+    return _add_line(f"raised {kind} ({message})" if message else f"raised {kind}", line)
 
 
 def stopped_by_exit(code: object, line: str) -> str:

@@ -27,7 +27,7 @@ def write_digest(file: Path) -> None:
     """Write the digest of a complete Parquet file into it.
 
     Raises:
-        TraceFileError: it has no placeholder.
+        TraceFileError: its metadata has no `PLACEHOLDER` under `KEY`.
     """
     place = _place_of_digest(file, _footer_start(file))
     if place is None:
@@ -42,7 +42,7 @@ def check_digest(file: Path) -> None:
     """Raise unless `file` is a complete Parquet file whose digest matches its bytes.
 
     Raises:
-        TraceFileError: truncated, not Parquet, without a digest, or damaged; the message says which.
+        TraceFileError: it is truncated, not Parquet, without a digest, or damaged; the message says which.
     """
     place = _place_of_digest(file, _footer_start(file))
     if place is None:
@@ -55,6 +55,11 @@ def check_digest(file: Path) -> None:
 
 
 def _footer_start(file: Path) -> int:
+    """Return the position of the footer.
+
+    Raises:
+        TraceFileError: the file is truncated or not Parquet.
+    """
     size = file.stat().st_size
     with file.open("rb") as raw:
         head = raw.read(4)
@@ -69,6 +74,7 @@ def _footer_start(file: Path) -> int:
 
 
 def _place_of_digest(file: Path, footer: int) -> int | None:
+    """Return the position of the digest's 64 digits; None if the footer has none."""
     with file.open("rb") as raw:
         raw.seek(footer)
         position = raw.read().rfind(_MARK)

@@ -34,7 +34,7 @@ from dsexplore._internal.atomic import writing
 from dsexplore._internal.errors import TraceFileError, UsageError
 from dsexplore._internal.progress import track
 from dsexplore._internal.trace import schema
-from dsexplore._internal.trace.checked_tables import check_tables
+from dsexplore._internal.trace.checked_tables import checked_tables
 from dsexplore._internal.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
 from dsexplore._internal.trace.guarded import check_kind_of_path, guarded, read_rows, readable
 from dsexplore._internal.trace.importers.archives import unpacked
@@ -55,12 +55,12 @@ def load(path: str | os.PathLike[str]) -> Tables:
     Dumps of torch's flight recorder, traces of its profiler, its execution traces and logs of NCCL Inspector are read
     too, see `trace.importers`, and a tar file of any of these.
 
-    Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
+    Ctrl-C while a directory is read returns the ranks read so far; a warning and the trace's notes say so.
 
     Raises:
         FileNotFoundError: nothing is there.
-        TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without
-            trace files, or with files that do not belong to one recording.
+        TraceFileError: a file is truncated, damaged, foreign or from a newer version; a directory has no trace files,
+            or files that do not belong to one recording.
     """
     source = Path(path)
     if not source.exists():
@@ -87,8 +87,8 @@ def load_several(paths: Sequence[Path]) -> Tables:
     """Read several files or directories of one recording as one trace.
 
     Raises:
-        FileNotFoundError: as `load`.
-        TraceFileError: as `load`, or the files are of different recordings.
+        FileNotFoundError: a path does not exist.
+        TraceFileError: a file cannot be read, see `load`, or the files are of different recordings.
         UsageError: `paths` is empty.
     """
     if not paths:
@@ -104,13 +104,13 @@ def load_several(paths: Sequence[Path]) -> Tables:
 
 
 def save(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """Write a trace and return where to.
+    """Write a trace and return its path.
 
     A path with a suffix, such as ``step.parquet``, becomes one file with all ranks. A directory, or a path that
     ends with a separator or has no suffix, gets one file per rank; missing directories are made.
 
     Raises:
-        UsageError: the directory has files of ranks that this trace has not: loading it would mix two traces.
+        UsageError: the directory has files of ranks that this trace does not have: loading it would mix two traces.
     """
     target = Path(path)
     if not names_directory(path):
@@ -121,7 +121,7 @@ def save(tables: Tables, path: str | os.PathLike[str]) -> Path:
     stale = sorted(_rank_files(target) - {rank_file(rank) for rank in parts})
     if stale:
         raise UsageError(
-            f"{target} already has {stale[0]}, of a rank that this trace has not: save into an empty directory"
+            f"{target} already has {stale[0]}, of a rank that this trace does not have: save into an empty directory"
         )
     _write_ranks(parts, target)
     return target
@@ -150,7 +150,7 @@ def check_destination(path: str | os.PathLike[str]) -> None:
 
 
 def _processes() -> int:
-    """Return the number of processes: of the process group if initialized, else ``WORLD_SIZE`` of the launcher."""
+    """Return the number of processes of the process group; if there is none, ``WORLD_SIZE`` of the launcher."""
     if dist.is_initialized():
         return 1 if dist.get_backend() == "fake" else dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -173,18 +173,17 @@ def stack_file(rank: int) -> str:
 
 
 def split_ranks(tables: Tables) -> dict[int, Tables]:
-    """Return {rank: its tables}; all share modules and groups, which have no rank column. Without any rank, {0: …}."""
-    ranks = ranks_of(tables) or (0,)
-    per_rank = ("events", "parameters", "kernels", "memory", "numerics", "differing", "io")
-    of_ranks = {name: _rows_by_rank(getattr(tables, name)) for name in per_rank}
-    return {
-        rank: replace(
-            tables,
-            **{name: by_rank.get(rank, schema.empty(name)) for name, by_rank in of_ranks.items()},
-            info=tables.info.of_rank(rank),
-        )
-        for rank in ranks
-    }
+    """Return {rank: its tables}; a trace without ranks is that of rank 0.
+
+    All ranks share the tables of modules and groups, which have no rank column.
+    """
+    with_ranks = [name for name, columns in schema.TABLES.items() if "rank" in columns]
+    rows = {name: _rows_by_rank(getattr(tables, name)) for name in with_ranks}
+    parts = {}
+    for rank in ranks_of(tables) or (0,):
+        of_rank = {name: by_rank.get(rank, schema.empty(name)) for name, by_rank in rows.items()}
+        parts[rank] = replace(tables, **of_rank, info=tables.info.of_rank(rank))
+    return parts
 
 
 def _rows_by_rank(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
@@ -226,19 +225,23 @@ def _metadata(tables: Tables) -> dict[str, str]:
 
 
 def _encode(table: pl.DataFrame) -> str:
-    packed = io.BytesIO()
-    table.write_parquet(packed, compression="zstd")
-    return base64.b64encode(packed.getvalue()).decode("ascii")
+    parquet = io.BytesIO()
+    table.write_parquet(parquet, compression="zstd")
+    return base64.b64encode(parquet.getvalue()).decode("ascii")
+
+
+def _decode(text: str) -> pl.DataFrame:
+    return pl.read_parquet(io.BytesIO(base64.b64decode(text, validate=True)))
 
 
 def _read_directory(source: Path) -> Tables:
     files = sorted(source.glob("*.parquet"))
     if not files:
         other = next((file for file in sorted(source.iterdir()) if file.is_file()), None)
-        content = (
+        hint = (
             f"{other.name} is {kind_not_read(other)}" if other else f"a trace directory holds {rank_file(0)} and so on"
         )
-        raise TraceFileError(f"{source} has no trace files: {content}")
+        raise TraceFileError(f"{source} has no trace files: {hint}")
     problems: list[str] = []
     parts = readable(files, read_file, problems)
     try:
@@ -251,6 +254,7 @@ def _read_directory(source: Path) -> Tables:
 
 
 def _read_archive(archive: Path) -> Tables:
+    """Read the trace in a tar file, whose content may be in folders of its own."""
     with unpacked(archive) as folder:
         inner = folder
         while len(members := list(inner.iterdir())) == 1 and members[0].is_dir():
@@ -262,10 +266,10 @@ def _read_archive(archive: Path) -> Tables:
 
 
 def read_file(file: Path) -> Tables:
-    """Read one file.
+    """Read a file that `save` wrote, of this or an earlier version.
 
     Raises:
-        TraceFileError: anything is wrong with it.
+        TraceFileError: it is truncated, damaged, foreign or from a newer version.
     """
     check_kind_of_path(file)
     check_digest(file)
@@ -273,22 +277,23 @@ def read_file(file: Path) -> Tables:
     version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
     events = guarded(file, lambda: read_rows(file))
     events = _clear_wire_bytes_of_recv(_add_later_columns(events, version), version)
-    side = {
-        name: schema.empty(name)
-        if schema.ADDED_TABLES.get(name, 0) > version
-        else guarded(file, partial(_side_table, metadata, name))
-        for name in _SIDE_TABLES
-    }
-    if "inputs" not in side["memory"].columns:  # their bytes were counted as parameters
-        side["memory"] = side["memory"].with_columns(inputs=pl.lit(0, dtype=schema.MEMORY["inputs"]))
+    side = {name: guarded(file, partial(_side_table, metadata, version, name)) for name in _SIDE_TABLES}
     info = guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
     events = _order_columns(file, "events", events)
     side = {name: _order_columns(file, name, table) for name, table in side.items()}
     if version < schema.UNKNOWN_IS_NULL:
         events = without_placeholders(events, side["groups"])
-    tables = Tables(events=events, info=info, **side)
-    guarded(file, lambda: check_tables(tables))
-    return tables
+    return guarded(file, lambda: checked_tables(Tables(events=events, info=info, **side)))
+
+
+def _side_table(metadata: Mapping[str, str], version: int, name: str) -> pl.DataFrame:
+    """Return a table from a file's metadata; an empty one if files of that format version do not have it."""
+    if schema.ADDED_TABLES.get(name, 0) > version:
+        return schema.empty(name)
+    table = _decode(metadata[_PREFIX + name])
+    if name == "memory" and "inputs" not in table.columns:  # an older file, which counts inputs as parameters
+        table = table.with_columns(inputs=pl.lit(0, dtype=schema.MEMORY["inputs"]))
+    return table
 
 
 def _checked_version(file: Path, written: str) -> int:
@@ -324,21 +329,13 @@ def _order_columns(file: Path, name: str, table: pl.DataFrame) -> pl.DataFrame:
     """Return the table of that name with its columns in the schema's order.
 
     Raises:
-        TraceFileError: a column is not the schema's, or one of the schema's is not there.
+        TraceFileError: a column is missing, foreign or of another type.
     """
     wrong = sorted(set(table.schema.items()) ^ set(schema.TABLES[name].items()), key=str)
     if wrong:
         what = f"column {wrong[0][0]!r} is missing, foreign or of another type"
         raise TraceFileError(f"{file} is damaged: table {name}: {what}; copy or record it again")
     return table.select(list(schema.TABLES[name]))
-
-
-def _side_table(metadata: Mapping[str, str], name: str) -> pl.DataFrame:
-    return _decode(metadata[_PREFIX + name])
-
-
-def _decode(text: str) -> pl.DataFrame:
-    return pl.read_parquet(io.BytesIO(base64.b64decode(text, validate=True)))
 
 
 def info_from_json(text: str) -> TraceInfo:
@@ -364,6 +361,11 @@ def info_from_json(text: str) -> TraceInfo:
 
 
 def _typed(name: str, value: Any, kind: type) -> Any:
+    """Return the value of a field of `TraceInfo` read from JSON, a list as a tuple.
+
+    Raises:
+        ValueError: the value is not of type `kind`.
+    """
     if kind is tuple:
         member = int if name in ("ranks", "clock_offsets", "clock_residuals", "began") else str
         if isinstance(value, list) and all(type(element) is member for element in value):

@@ -1,4 +1,4 @@
-"""Read a part of a file in which any value may be wrong: whatever that raises becomes an error that names the file."""
+"""Read files in which any value may be wrong: every exception becomes an error that names the file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dsexplore._internal.errors import TraceFileError
 
 T = TypeVar("T")
 _LARGE = 4 * 1024 * 1024
-"""Bytes of a file whose columns are read one by one: each takes the memory of its reading before the next one does."""
+"""Bytes of a file from which columns are read one by one, so that only one of them takes memory for its reading."""
 
 
 def check_kind_of_path(path: Path) -> None:
-    """Raise if a path is neither a folder nor a regular file: a pipe or a device may never end.
+    """Raise if a path is a pipe, a socket or a device, which may never end.
 
     Raises:
-        TraceFileError: it is something else.
+        TraceFileError: it is one.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise TraceFileError(f"{path} is a pipe, a socket or a device: give a file or a folder")
 
 
 def guarded(file: Path, read: Callable[[], T]) -> T:
-    """Return ``read()``, which reads a part of `file`.
+    """Return ``read()``, which reads `file` or a part of it.
 
     Raises:
-        TraceFileError: `read` failed; the message has its reason.
+        TraceFileError: `read` raised any other exception than MemoryError; the message has its first line.
     """
     try:
         return read()
@@ -45,7 +45,7 @@ def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[st
     """Yield ``read(file)`` of each readable file, and add the errors of the others to `problems`.
 
     Raises:
-        TraceFileError: that of the first file, if all are wrong.
+        TraceFileError: no file is readable; it is the error of the first one.
     """
     first: TraceFileError | None = None
     is_any_read = False
@@ -64,7 +64,7 @@ def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[st
 
 
 def read_rows(file: Path) -> pl.DataFrame:
-    """Return the rows of a Parquet file; of a large one, a value that all rows have in a column is held once."""
+    """Return the rows of a Parquet file; in a large file, a column with one value in all rows holds it only once."""
     if file.stat().st_size < _LARGE:
         return pl.read_parquet(file, use_statistics=False)
     names = list(pl.read_parquet_schema(file))
@@ -80,6 +80,7 @@ def read_rows(file: Path) -> pl.DataFrame:
 
 
 def _is_constant(column: pl.Series) -> bool:
+    """Return True if all rows have one value, or all are null; False for a column of lists."""
     nulls = column.null_count()
     if nulls or column.is_empty():
         return 0 < nulls == len(column)

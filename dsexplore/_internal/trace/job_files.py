@@ -1,8 +1,8 @@
-"""What the ranks of a job left in a folder: traces, and the journals of ranks that were ended before they saved."""
+"""Read the files that the ranks of a job left in a folder: traces, and journals of ranks that saved none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +17,15 @@ from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 
 def load_with_journals(paths: Sequence[Path]) -> Tables:
-    """Read what the ranks of a job saved, and of those that did not their journals, see `trace.call_journal`.
+    """Read the traces that the ranks of a job saved, and the journals of ranks that saved none (`trace.call_journal`).
 
-    A journal that goes further than its rank's trace replaces it: the trace was saved while the block ran.
+    A trace that was saved while its block ran may have fewer calls than the rank's journal; then the journal replaces
+    it.
 
     Raises:
-        FileNotFoundError: as `load`.
-        TraceFileError: as `load`.
-        UsageError: as `load_several`.
+        FileNotFoundError: a path does not exist.
+        TraceFileError: no file can be read, or the files are of different recordings.
+        UsageError: `paths` is empty.
     """
     folders = [path for path in paths if path.is_dir()]
     problems: list[str] = []
@@ -41,63 +42,73 @@ def load_with_journals(paths: Sequence[Path]) -> Tables:
 
     saved = {ranks: tables for tables in readable(files, read, problems) if (ranks := ranks_of(tables))}
     ends_now = {journal.info.rank: journal.end_now() for journal in journals}
-    # Where all are gone, their launcher may have ended them: who saved last would have noted an earlier end.
+    # If all processes are gone, the launcher may have ended them. A process that ended earlier would have been noted in
+    # its journal by the rank that saved last.
     are_all_gone = _was_last_saved_while_it_ran(files, ends) if saved else all(ends_now.values())
     for journal in journals:
-        rank, end = journal.info.rank, journal.noted
-        before = saved.get((rank,))
-        if before is None or before.info.attempt != journal.info.attempt or before.events.height < journal.events:
+        rank, end = journal.info.rank, journal.noted_end
+        trace = saved.get((rank,))
+        if trace is None or trace.info.attempt != journal.info.attempt or trace.events.height < journal.events:
             saved[rank,] = journal.tables(end or ("" if are_all_gone else ends_now[rank]))
         elif end:
-            saved[rank,] = replace(before, info=replace(before.info, ends=(end,)))
+            saved[rank,] = replace(trace, info=replace(trace.info, ends=(end,)))
     tables = merge_as_they_come(saved.values(), "reading traces", len(saved), is_whole=True, same_attempt=True)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
 
 
 @dataclass(frozen=True)
 class EarlierBlock:
-    """The last thing that a rank saved, where it left nothing of the block that the others are in."""
+    """The last block of a rank that left no file of the block that other ranks are in."""
 
     end: str
-    """How that block ended, see `trace.ends`."""
+    """How the block ended, see `trace.ends`."""
     last_line: str
-    """Of its last call, ``"train.py:5"``; empty if there is none."""
+    """Line of its last call, ``"train.py:5"``; empty if it has no calls."""
     waits_in_call: bool
-    """True if that block has not ended, and a call of it neither."""
+    """True if neither the block nor one of its calls has ended."""
 
 
 def earlier_blocks(paths: Sequence[Path], info: TraceInfo) -> dict[int, EarlierBlock]:
-    """Return {rank: its files of an earlier block of this attempt of the job} for ranks without later ones.
+    """Return {rank: its block} for ranks of which only files of an earlier block of the job's attempt exist.
 
     Args:
-        paths: of the job's files.
-        info: of the trace that was read from them.
+        paths: Paths of the job's files.
+        info: Info of the trace that was read from them.
     """
-    folders = [path for path in paths if path.is_dir()]
-    absent = [] if not info.attempt else sorted(set(range(info.world_size)) - set(info.ranks))
+    if not info.attempt:
+        return {}
+    absent = sorted(set(range(info.world_size)) - set(info.ranks))
     blocks: dict[int, EarlierBlock] = {}
-    for folder, rank in ((folder, rank) for folder in folders for rank in absent):
-        parts: list[Tables] = []
-        with suppress(OSError, TraceFileError):
-            parts.append(read_file(folder / rank_file(rank)))
-        with suppress(OSError, TraceFileError):
-            journal = read_journal(folder / journal_file(rank))
-            parts.append(journal.tables(journal.noted))
-        of_block = [part for part in parts if is_of_earlier_block(part.info, info.attempt)]
-        ends = [end for part in of_block for end in part.info.ends if end not in ("", RUNNING)]
-        if of_block:
-            calls = max((part.events for part in of_block), key=len)
-            last = calls["source"][-1].partition(" ← ")[0] if calls.height else ""
-            blocks[rank] = EarlierBlock(ends[-1] if ends else RUNNING, last, not ends and "scheduled" in calls["state"])
+    for folder in filter(Path.is_dir, paths):
+        for rank in absent:
+            parts = [part for part in _files_of(folder, rank) if is_of_earlier_block(part.info, info.attempt)]
+            if not parts:
+                continue
+            ends = [end for part in parts for end in part.info.ends if end not in ("", RUNNING)]
+            calls = max((part.events for part in parts), key=len)
+            blocks[rank] = EarlierBlock(
+                end=ends[-1] if ends else RUNNING,
+                last_line=calls["source"][-1].partition(" ← ")[0] if calls.height else "",
+                waits_in_call=not ends and "scheduled" in calls["state"],
+            )
     return blocks
+
+
+def _files_of(folder: Path, rank: int) -> Iterator[Tables]:
+    """Yield the tables of a rank's trace and of its journal, if they can be read."""
+    with suppress(OSError, TraceFileError):
+        yield read_file(folder / rank_file(rank))
+    with suppress(OSError, TraceFileError):
+        journal = read_journal(folder / journal_file(rank))
+        yield journal.tables(journal.noted_end)
 
 
 def _was_last_saved_while_it_ran(files: Sequence[Path], ends: Mapping[Path, Sequence[str]]) -> bool:
     """Return True if the file that was written last is of a rank whose block still ran.
 
     Args:
-        files: of all ranks.
-        ends: how the ranks of each readable file ended.
+        files: Trace files of all ranks.
+        ends: {readable file: how the recordings of its ranks ended}, see `trace.ends`.
     """
     latest = max(files, key=lambda file: file.stat().st_mtime_ns)
     return set(ends.get(latest, ())) == {RUNNING}

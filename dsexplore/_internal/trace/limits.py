@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MOST_RANKS = 1 << 20
-"""Ranks of one job; a larger number is a time, a job's number or damage."""
+"""Ranks of one job; a larger number in a file is a time, the number of a job, or damage."""
 MOST_ELEMENTS = 1 << 38
-"""Elements of one tensor: of float32, a tebibyte."""
-MOST_TIME = 1 << 62
-"""Nanoseconds since the epoch, and any other whole number of a file; the tables' columns have 64 bits."""
+"""Elements of one tensor; in float32 they take a tebibyte."""
+MOST_NUMBER = 1 << 62
+"""Any whole number of a file, including nanoseconds since the epoch; the tables' columns have 64 bits."""
 
 
 def checked_number(number: int) -> int:
     """Return `number`.
 
     Raises:
-        ValueError: it is beyond ±`MOST_TIME`.
+        ValueError: it is beyond ±`MOST_NUMBER`.
     """
-    if abs(number) > MOST_TIME:
+    if abs(number) > MOST_NUMBER:
         raise ValueError(f"{number} is beyond 64 bits")
     return number
 
@@ -32,5 +32,5 @@ def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
     checked = tuple(ranks)
     for rank in checked:
         if not 0 <= rank < MOST_RANKS:
-            raise ValueError(f"rank {rank} is none of a job's, which has up to {MOST_RANKS:,}")
+            raise ValueError(f"{rank} is not a rank: a job has up to {MOST_RANKS:,}")
     return checked

@@ -1,14 +1,14 @@
 """Match the calls of one collective across all ranks of its group.
 
-Events with the group's own sequence numbers (``group_seq``) are matched by them, not by their times. Traces recorded by
-``commtrace`` have them, and so have most files of other tools. Without them, the k-th collective that a rank issued in
-a group is the k-th of every other rank. Records of profilers in several processes may begin at different collectives.
+Events with the group's own sequence numbers (``group_seq``) are matched by these. Traces recorded by ``commtrace`` have
+them, and so have most files of other tools. Without them, the k-th collective that a rank issued in a group is the k-th
+of every other rank, unless profilers in several processes began their records at different collectives.
 
-Such a record is shifted along the longest record of its group only on proof: its first collective cannot be that of the
-longest record, because ops or sizes differ, or because no clock offset lets every rank begin a collective before any
-rank ends it. It is shifted to the only position at which all ops and sizes agree and the times are possible. If several
-positions remain, the ends decide, provided they agree so much better at one position that chance would do so less than
-once in a million times. A record whose position cannot be found is matched with no other.
+Such a record is shifted along the longest record of its group only on proof that both begin differently: ops or sizes
+differ, or no clock offset lets every rank begin a collective before any rank ends it. It is shifted to the only
+position at which all ops and sizes agree and the times are possible. If several positions remain, the ends decide,
+provided that they agree so much better at one position that chance would do so less than once in a million times. A
+record whose position cannot be found is matched with no other.
 
 Worked example: rank 0 recorded 60 all_gathers of one size, rank 1 the last 55 of them, on a clock that is 1 s ahead.
 Each lasts 20 ms. At position 0 one of them ends on rank 1 1.010 s after it ends on rank 0, and another one 1.090 s
@@ -47,10 +47,11 @@ _INEXACT = 1e6
 _DRIFT = 1e-4
 """Drift between the clocks of two machines, in seconds per second."""
 _PLACES = 256
-"""Number of positions, the closest to 0 first, that are checked by times: a loop of one op and size fits everywhere."""
+"""Number of positions, the closest to 0 first, that are checked by times; a loop of one op and size fits everywhere."""
 _COMPARED = 256
 """Number of collectives, from the first common one, whose times are compared."""
 _NAMED = 4
+"""Number of records that `late_records` describes."""
 
 Array = np.ndarray[tuple[int], np.dtype[Any]]
 
@@ -74,7 +75,7 @@ def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """Return the collectives of process groups, each with a number that is equal on all ranks of its group.
 
     Returns:
-        the events with the columns ``number``, from 0 in each group; ``same_group``, a name of the group that is equal
+        The events with the columns ``number``, from 0 in each group; ``same_group``, a name of the group that is equal
         on all ranks; and ``members``, the ranks of the group. Records whose position cannot be found have no rows.
     """
     with_groups = _join_groups(events, groups)
@@ -93,23 +94,27 @@ def late_records(tables: Tables) -> list[str]:
         .group_by("same_group", "rank", maintain_order=True)
         .agg(pl.col("group", "number").first())
     )
-    records = [_Record(group, rank, name, number, math.inf) for group, rank, name, number in counted.iter_rows()]
+    records = [
+        _Record(group=group, rank=rank, name=name, place=number, scatter=math.inf)
+        for group, rank, name, number in counted.iter_rows()
+    ]
     records += _located(with_groups.filter(~pl.col("has_own")))
     records.sort(key=lambda record: (record.rank, record.group))
     texts = [text for record in records if (text := record.text)]
     more = len(texts) - _NAMED
-    rest = [f"{more:,} more files begin elsewhere in a group than another rank's"] if more > 0 else []
-    return texts[:_NAMED] + rest
+    return texts[:_NAMED] + (
+        [f"{more:,} more files begin elsewhere in a group than another rank's"] if more > 0 else []
+    )
 
 
 def is_beyond_chance(spread: float, width: float, within: int, count: int) -> bool:
     """Return True if values lie closer together than chance would put them.
 
     Args:
-        spread: the largest distance from the median of the `within` closest values.
-        width: the distance from the median to be expected by chance.
-        within: number of values within the spread.
-        count: number of values.
+        spread: Largest distance from the median among the `within` closest values.
+        width: Distance from the median that chance would give.
+        within: Number of values within the spread.
+        count: Number of all values.
     """
     if within < 2 or width <= spread:
         return False
@@ -156,6 +161,7 @@ def _number_by_group_seq(collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def _number_by_position(collectives: pl.DataFrame) -> pl.DataFrame:
+    """Number collectives by their position in their rank's record, shifted to where the record begins."""
     shifted = [(record.group, record.rank, record.place) for record in _located(collectives) if record.place != 0]
     collectives = collectives.drop("has_own")
     if not shifted:
@@ -164,8 +170,8 @@ def _number_by_position(collectives: pl.DataFrame) -> pl.DataFrame:
         shifted, schema={"same_group": pl.String, "rank": pl.Int32, "place": collectives.schema["number"]}, orient="row"
     ).with_columns(is_moved=pl.lit(True))
     joined = collectives.join(places, on=["same_group", "rank"], how="left", maintain_order="left")
-    kept = joined.filter(pl.col("is_moved").is_null() | pl.col("place").is_not_null())
-    return kept.with_columns(pl.col("number") + pl.col("place").fill_null(0)).drop("place", "is_moved")
+    placed = joined.filter(pl.col("is_moved").is_null() | pl.col("place").is_not_null())
+    return placed.with_columns(pl.col("number") + pl.col("place").fill_null(0)).drop("place", "is_moved")
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ class _Record:
     """Name of the group on this rank."""
     place: int | None
     """Number of its first collective, 0 on the rank whose record begins first; None if unknown."""
-    within: float
+    scatter: float
     """Scatter, in nanoseconds, of the differences between its ends and those of the longest record."""
 
     @property
@@ -192,7 +198,8 @@ class _Record:
             )
         if not self.place:
             return ""
-        within = f" (ends then agree within {format_seconds(self.within / 1e9)})" if math.isfinite(self.within) else ""
+        is_known = math.isfinite(self.scatter)
+        within = f" (ends then agree within {format_seconds(self.scatter / 1e9)})" if is_known else ""
         return (
             f"rank {self.rank}'s file begins {format_count(self.place, 'collective')} of {group} later than another "
             f"rank's{within}"
@@ -226,8 +233,13 @@ def _located(matches: pl.DataFrame) -> Iterator[_Record]:
         first = min(place for place in places if place is not None)  # the longest has place 0
         for i, (rank, name) in enumerate(of_group.select("rank", "group").iter_rows()):
             place = places[i]
-            within = math.inf if place is None else _scatter(ends[i], ends[longest], place)
-            yield _Record(str(group), rank, name, None if place is None else place - first, within)
+            yield _Record(
+                group=str(group),
+                rank=rank,
+                name=name,
+                place=None if place is None else place - first,
+                scatter=math.inf if place is None else _scatter(ends[i], ends[longest], place),
+            )
 
 
 def _place(
@@ -241,15 +253,15 @@ def _place(
     """Return the position in the group's longest record at which another record begins.
 
     Returns:
-        below 0 if it begins before the longest record; None if unknown.
+        A number below 0 if it begins before the longest record; None if unknown.
 
     Args:
-        calls: (collectives,) a number for op and size of each.
-        ends: (collectives,) nanoseconds; NaN for one that was not measured, or whose op need not end together.
-        longest: as ``calls``, of the longest record.
-        longest_ends: as ``ends``, of the longest record.
-        starts: (collectives,) nanoseconds; None if unknown, so that every position is possible.
-        longest_starts: as ``starts``, of the longest record.
+        calls: A number for op and size of each collective, shape (collectives,).
+        ends: Ends in nanoseconds, shape (collectives,); NaN if not measured, or if the op need not end together.
+        longest: The same as ``calls`` for the longest record.
+        longest_ends: The same as ``ends`` for the longest record.
+        starts: Starts in nanoseconds, shape (collectives,); None if unknown, so that every position is possible.
+        longest_starts: The same as ``starts`` for the longest record.
     """
 
     def is_possible(place: int) -> bool:
@@ -257,14 +269,15 @@ def _place(
             return True
         return _contradiction(starts, ends, longest_starts, longest_ends, place) <= 0
 
-    fits = (place for place in _candidates(calls, longest) if _fits(calls, longest, place))
-    fitting = list(islice(fits, _PLACES))
+    fitting = list(islice((place for place in _candidates(calls, longest) if _fits(calls, longest, place)), _PLACES))
     if 0 in fitting and is_possible(0):
         return 0
     possible = [place for place in fitting if is_possible(place)]
     if not possible:
         return 0 if 0 in fitting or not fitting else None
-    return possible[0] if len(possible) == 1 else _place_by_ends(ends, longest_ends, possible)
+    if len(possible) == 1:
+        return possible[0]
+    return _place_by_ends(ends, longest_ends, possible)
 
 
 def _candidates(calls: Array, longest: Array) -> list[int]:
@@ -274,14 +287,10 @@ def _candidates(calls: Array, longest: Array) -> list[int]:
     return sorted({*behind.tolist(), *(-before).tolist()}, key=abs)
 
 
-def _overlap(calls: Array, longest: Array, place: int) -> int:
-    return min(len(calls) - max(-place, 0), len(longest) - max(place, 0))
-
-
 def _fits(calls: Array, longest: Array, place: int) -> bool:
     """Return True if ops and sizes agree at `place`; a position other than 0 also needs enough common collectives."""
     ours, theirs = calls[max(-place, 0) :], longest[max(place, 0) :]
-    count = _overlap(calls, longest, place)
+    count = min(len(ours), len(theirs))
     is_enough = not place or count >= max(LEAST_IN_COMMON, len(calls) / 2)
     return is_enough and bool((ours[:count] == theirs[:count]).all())
 
@@ -294,10 +303,10 @@ def _pairs(ours: Array, theirs: Array, place: int) -> tuple[Array, Array]:
 
 
 def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_ends: Array, place: int) -> float:
-    """Return the nanoseconds by which times at `place` contradict each other for any clock offset; 0 if none.
+    """Return the nanoseconds by which times at `place` contradict each other for any clock offset; 0 if they do not.
 
-    No rank ends a collective before every rank has begun it. So the other clock is ahead of the first rank's by at
-    least each start minus the first rank's end, and by at most each end minus the first rank's start.
+    No rank ends a collective before every rank has begun it. So the clock of this record is ahead of the longest one's
+    by at least each start minus the end there, and by at most each end minus the start there.
     """
     start, other_start = _pairs(starts, longest_starts, place)
     end, other_end = _pairs(ends, longest_ends, place)
@@ -314,8 +323,9 @@ def _place_by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> i
     best, second = sorted(places, key=lambda place: (_scatter(ends, longest_ends, place), abs(place)))[:2]
     spread = max(_scatter(ends, longest_ends, best), AT_BEST)
     count = int((~np.isnan(np.subtract(*_pairs(ends, longest_ends, best)))).sum())
-    beyond = is_beyond_chance(spread, _scatter(ends, longest_ends, second), (count + 1) // 2, count)
-    return best if beyond else None
+    width = _scatter(ends, longest_ends, second)
+    is_proven = is_beyond_chance(spread=spread, width=width, within=(count + 1) // 2, count=count)
+    return best if is_proven else None
 
 
 def _scatter(ends: Array, longest_ends: Array, place: int) -> float:

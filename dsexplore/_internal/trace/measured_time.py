@@ -1,4 +1,4 @@
-"""Where events stand on an axis of measured time, in nanoseconds since the first start."""
+"""The measured start and end of events, in nanoseconds since the first start of a trace."""
 
 from __future__ import annotations
 

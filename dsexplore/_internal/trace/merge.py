@@ -43,63 +43,67 @@ def merge_as_they_come(
     Ctrl-C merges the parts read so far, if any; a warning and the trace's notes say so.
 
     Args:
-        parts: tables of one rank or more each.
-        what: the activity shown by the progress bar and the warning, such as ``reading trace/``.
-        total: number of parts; None if unknown.
-        is_whole: see `merge_tables`.
-        same_attempt: omit files of earlier attempts of the job.
+        parts: Tables of one rank or more each.
+        what: Activity that the progress bar and the warning show, such as ``reading trace/``.
+        total: Number of parts; None if unknown.
+        is_whole: True if the parts are all that the recording left, see `merge_tables`.
+        same_attempt: Whether to omit files of earlier attempts of the job.
     """
-    so_far: list[Tables] = []
+    tables: list[Tables] = []
     cut = ""
     with track(what, total, "traces") as work:
         try:
             for part in parts:
-                so_far.append(part)
+                tables.append(part)
                 work.advance()
         except KeyboardInterrupt:
-            if not so_far:
+            if not tables:
                 raise
-            cut = f"{what} was interrupted: this trace is incomplete, with {len(so_far)} of {total or 'several'} traces"
+            cut = f"{what} was interrupted: this trace is incomplete, with {len(tables)} of {total or 'several'} traces"
             warn(cut)
     if same_attempt:
-        newest = of_newest_attempt(so_far)
-        is_whole = is_whole or len(newest) < len(so_far)
-        so_far = newest
-    return merge_tables(so_far, cut, is_whole=is_whole)
+        newest = of_newest_attempt(tables)
+        is_whole = is_whole or len(newest) < len(tables)
+        tables = newest
+    return merge_tables(tables, cut, is_whole=is_whole)
 
 
 def of_newest_attempt(parts: Sequence[Tables]) -> list[Tables]:
     """Return the tables saved by the newest attempt of a job; the first one's notes name the ranks left out.
 
     Args:
-        parts: tables of files that several attempts may have saved.
+        parts: Tables of files that several attempts may have saved.
     """
-    named = [part for part in parts if part.info.attempt]
-    newest = max(named, key=lambda part: max(part.info.began, default=0), default=None)
+    with_attempt = [part for part in parts if part.info.attempt]
+    newest = max(with_attempt, key=lambda part: max(part.info.began, default=0), default=None)
     if newest is None:
         return list(parts)
     attempt = newest.info.attempt
-    kept = [part for part in parts if part.info.attempt in ("", attempt)]
+    of_attempt = [part for part in parts if part.info.attempt in ("", attempt)]
     earlier = [part.info for part in parts if part.info.attempt not in ("", attempt)]
-    of_blocks = [rank for info in earlier if is_of_earlier_block(info, attempt) for rank in info.ranks]
-    of_attempts = [rank for info in earlier if not is_of_earlier_block(info, attempt) for rank in info.ranks]
-    notes = [f"the file of {format_ranks(of_blocks)} is of {_EARLIER_BLOCK}, and left out"] if of_blocks else []
-    if of_attempts:
-        notes.append(f"the file of {format_ranks(of_attempts)} is of an earlier attempt of the job, and left out")
+    of_earlier_blocks = [rank for info in earlier if is_of_earlier_block(info, attempt) for rank in info.ranks]
+    of_earlier_attempts = [rank for info in earlier if not is_of_earlier_block(info, attempt) for rank in info.ranks]
+    notes = []
+    if of_earlier_blocks:
+        notes.append(
+            f"the file of {format_ranks(of_earlier_blocks)} is of an earlier block that was saved there, and left out"
+        )
+    if of_earlier_attempts:
+        ranks = format_ranks(of_earlier_attempts)
+        notes.append(f"the file of {ranks} is of an earlier attempt of the job, and left out")
     blocks = attempt.rpartition(" ")[2]
     if blocks.isdecimal() and int(blocks) > 1:
         notes.append(f"{int(blocks):,} blocks of the job were saved there: this is the last, in place of those before")
-    if not notes:
-        return kept
-    first = kept[0]
-    return [replace(first, info=replace(first.info, notes=(*first.info.notes, *notes))), *kept[1:]]
+    return [_add_notes(of_attempt[0], notes), *of_attempt[1:]]
 
 
-_EARLIER_BLOCK = "an earlier block that was saved there"
+def _add_notes(tables: Tables, notes: Sequence[str]) -> Tables:
+    """Return the tables with further notes; each note is kept once."""
+    return replace(tables, info=replace(tables.info, notes=tuple(dict.fromkeys((*tables.info.notes, *notes)))))
 
 
 def is_of_earlier_block(info: TraceInfo, attempt: str) -> bool:
-    """Return True if a file is of the attempt of the job that `attempt` names, and of another block of it."""
+    """Return True if a file is of another block of the job's attempt that `attempt` names."""
     return info.attempt != attempt and is_of_one_job(info.attempt, attempt)
 
 
@@ -114,23 +118,22 @@ def merge_tables(
     """Merge the tables of several ranks into one.
 
     Args:
-        parts: tables of one rank or more each.
-        cut: a note on why parts are missing; empty if all are there.
-        is_whole: True if the parts are all that the recording left, so that ranks missing from a single one are noted.
-        shares_clock: True if all ranks read one clock, though their traces do not name it; see `TraceInfo.clocks`.
-        ranks: the ranks that were to record something; None for all of the world.
+        parts: Tables of one rank or more each.
+        cut: Note on why parts are missing; empty if none are.
+        is_whole: True if the parts are all that the recording left. Then missing ranks are noted for a single part too.
+        shares_clock: True if all ranks read one clock although their traces do not name it; see `TraceInfo.clocks`.
+        ranks: Ranks that were to record something; None for all ranks of the world.
 
     Raises:
-        UsageError: no parts, a rank that is in two of them, or parts of different worlds.
+        UsageError: there are no parts, a rank is in two of them, or they are of different worlds.
     """
     if not parts:
         raise UsageError("merge was given no traces: give one or more, each of another rank")
-    by_ranks = sorted(((ranks_of(part), part) for part in parts), key=lambda pair: pair[0])
-    parts = [part for _, part in by_ranks]
-    info = _merged_info(by_ranks, cut, ranks if is_whole or len(parts) > 1 else ())
+    with_ranks = sorted(((ranks_of(part), part) for part in parts), key=lambda pair: pair[0])
+    info = _merged_info(with_ranks, cut, ranks if is_whole or len(parts) > 1 else ())
     if len(parts) == 1:
         return replace(parts[0], info=info)
-    parts = _distinct_groups(by_ranks)
+    parts = _distinct_groups(with_ranks)
     merged = Tables(
         events=pl.concat([part.events for part in parts]),
         parameters=pl.concat([part.parameters for part in parts]),
@@ -145,17 +148,14 @@ def merge_tables(
     )
     if not info.simulated:
         merged = align(merged, shares_clock=shares_clock)
-        info = merged.info
-    unmatched_notes = unmatched.notes(merged)
-    return (
-        replace(merged, info=replace(info, notes=tuple(dict.fromkeys((*info.notes, *unmatched_notes)))))
-        if unmatched_notes
-        else merged
-    )
+    return _add_notes(merged, unmatched.notes(merged))
 
 
 def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """Merge into one row per module: the largest number of calls, parents before children, siblings as first met."""
+    """Merge tables of modules into one row per module, with its largest number of calls.
+
+    Parents come before children, and siblings are in the order of their first table.
+    """
     rows = (
         pl.concat(tables)
         .group_by("module", maintain_order=True)
@@ -165,13 +165,14 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
     for index, parent in enumerate(rows["parent"]):
         children.setdefault(parent, []).append(index)
     names = rows["module"].to_list()
-    seen = set(names)
+    known = set(names)
     order: list[int] = []
-    waiting = [i for parent, below in reversed(children.items()) if parent not in seen for i in reversed(below)]
-    while waiting:
-        index = waiting.pop()
+    roots = [index for parent, below in children.items() if parent not in known for index in below]
+    stack = roots[::-1]
+    while stack:
+        index = stack.pop()
         order.append(index)
-        waiting += reversed(children.get(names[index], []))
+        stack += reversed(children.get(names[index], []))
     return rows[order]
 
 
@@ -179,15 +180,18 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
     """Return the merged trace's `TraceInfo`.
 
     Args:
-        parts: tables with their ranks.
-        cut: see `merge_tables`.
-        asked: ranks that were to record; those without a trace are listed in the notes. None for all of the world.
+        parts: Ranks and tables of each part.
+        cut: Note on why parts are missing; empty if none are.
+        asked: Ranks that were to record; the notes list those without a trace. None for all ranks of the world.
+
+    Raises:
+        UsageError: a rank is in two of the parts, or the parts are of different worlds.
     """
     infos = [part.info for _, part in parts]
     first = infos[0]
     seen: set[int] = set()
-    for of_part, _ in parts:
-        for rank in of_part:
+    for ranks_of_part, _ in parts:
+        for rank in ranks_of_part:
             if rank in seen:
                 raise UsageError(f"rank {rank} is in two of the traces: merge one trace per rank")
             seen.add(rank)
@@ -197,7 +201,7 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
             raise UsageError(f"{name} is {values[0]!r} in one trace and {values[1]!r} in another: merge one recording")
     notes = list(dict.fromkeys(note for info in infos for note in info.notes))
     if len(infos) > 1:
-        notes = [note for note in notes if _NO_TRACE not in note]  # said anew, of all that are merged now
+        notes = [note for note in notes if _NO_TRACE not in note]  # replaced by a note on all parts together
     versions = list(dict.fromkeys(info.torch_version for info in infos))
     if cut:
         notes.append(cut)
@@ -231,14 +235,14 @@ def _values_of_ranks(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str
 
 def _distinct_groups(parts: Sequence[tuple[tuple[int, ...], Tables]]) -> list[Tables]:
     """Return the parts, with a group renamed if an earlier part has other ranks under its name."""
-    rows_of: dict[str, list[int]] = {}
+    members: dict[str, list[int]] = {}
     result = []
-    for of_part, part in parts:
+    for ranks_of_part, part in parts:
         renamed: dict[str, str] = {}
         for name, ranks in part.groups.select("group", "ranks").iter_rows():
-            if rows_of.setdefault(name, ranks) != ranks:
-                renamed[name] = f"{name}@{next(iter(of_part), 0)}"
-                rows_of[renamed[name]] = ranks
+            if members.setdefault(name, ranks) != ranks:
+                renamed[name] = f"{name}@{ranks_of_part[0] if ranks_of_part else 0}"
+                members[renamed[name]] = ranks
         if renamed:
             new = pl.col("group").replace(renamed)
             part = replace(part, events=part.events.with_columns(new), groups=part.groups.with_columns(new))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 OUTSIDE = "(outside any module)"
-"""Place of what was sent while no module was running."""
+"""Name shown for events that were sent while no module was running."""
 
 
 def place_of(name: pl.Expr) -> pl.Expr:
-    """Replace numbers in module names by ``*``: ``Net.layers.3.up`` → ``Net.layers.*.up``."""
+    """Return module names with ``*`` for each number, ``Net.layers.*.up``, and `OUTSIDE` for the empty name."""
     return pl.when(name == "").then(pl.lit(OUTSIDE)).otherwise(name.str.replace_all(r"\.\d+(\.|$)", ".*${1}"))

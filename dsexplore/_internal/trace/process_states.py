@@ -9,36 +9,36 @@ from pathlib import Path
 
 from dsexplore._internal.trace.ends import KILLED, STOPPED, UNSAVED, WITHOUT_SAVING
 
-_STATE, _FLAGS, _BORN, _EXIT = 0, 6, 19, 49
+_STATE, _FLAGS, _START, _EXIT = 0, 6, 19, 49
 """Fields of ``/proc/PID/stat`` after the name of the process."""
 _EXITING = 0x4
-"""The kernel's flag of a process that is on its way out: its sockets are closed before it is a zombie."""
+"""The kernel's flag for a process that is exiting; its sockets are closed before it becomes a zombie."""
 
 
 @cache
 def host_clock() -> str:
-    """Return an id of this host's clock, equal for all processes of one kernel; empty if there is none."""
+    """Return an id of this host's clock, equal for all processes of one kernel; empty where the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
 
-def born(pid: int) -> int:
+def start_ticks(pid: int) -> int:
     """Return the start of a process in ticks since boot; 0 if it is gone."""
     fields = _fields(pid)
-    return int(fields[_BORN]) if len(fields) > _BORN else 0
+    return int(fields[_START]) if len(fields) > _START else 0
 
 
 def end_of_process(pid: int, started: int) -> str:
     """Return how a process ended, in the words of `trace.ends`; empty if it runs.
 
     Args:
-        pid: of a process of this host.
-        started: what `born` said of it while it ran.
+        pid: ID of the process, which ran on this host.
+        started: Start of the process in ticks since boot, as `start_ticks` returned it while the process ran.
     """
     fields = _fields(pid)
-    if len(fields) <= _BORN or int(fields[_BORN]) != started:
+    if len(fields) <= _START or int(fields[_START]) != started:
         return UNSAVED
     if fields[_STATE] in ("T", "t"):
         return STOPPED

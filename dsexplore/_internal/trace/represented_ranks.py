@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
-_PART = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+_PART = re.compile(r"(\d+)(?:-(\d+)(?:/([1-9]\d*))?)?")
 _FEWEST = 3
-"""Number of evenly spaced ranks from which they are written as one range."""
+"""Number of evenly spaced ranks from which they are written as one range with a step."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -32,6 +32,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def _part(first: int, last: int, step: int) -> str:
+    """Return one range as text: ``3``, ``0-3`` or ``8-24/8``."""
     if first == last:
         return str(first)
     return f"{first}-{last}" if step == 1 else f"{first}-{last}/{step}"
@@ -62,7 +63,9 @@ def bounds_in(text: str) -> Iterator[int]:
         ValueError: `text` is not a list of ranks.
     """
     for ranks in _ranges(text):
-        yield from (*ranks[:1], *ranks[-1:])
+        if ranks:
+            yield ranks[0]
+            yield ranks[-1]
 
 
 def _ranges(text: str) -> list[range]:
@@ -70,18 +73,17 @@ def _ranges(text: str) -> list[range]:
     for part in text.split(", "):
         match = _PART.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part!r} is not a rank, and no range of ranks")
-        first, last, step = (int(number) if number else None for number in match.groups())
-        assert first is not None
-        ranges.append(range(first, (first if last is None else last) + 1, step or 1))
+            raise ValueError(f"{part!r} is neither a rank nor a range of ranks")
+        first, last, step = match.groups()
+        ranges.append(range(int(first), int(last or first) + 1, int(step or 1)))
     return ranges
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, ...]:
-    """Return the ranks that each rank of several traces represents, in the order of ranks; empty if only themselves.
+    """Return the ranks that each rank of several traces represents, in the order of ranks; empty if only itself.
 
     Args:
-        parts: for each trace, its ranks and its `TraceInfo.stands_for`.
+        parts: Ranks and `TraceInfo.stands_for` of each trace.
     """
     if not any(texts for _, texts in parts):
         return ()

@@ -6,6 +6,7 @@ rank. Sizes are bytes; times are nanoseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import polars as pl
@@ -15,11 +16,13 @@ FORMAT_VERSION = 8
 Phase = Literal[
     "start-up", "forward", "no-grad forward", "between steps", "backward", "recompute", "optimizer", "other"
 ]
-"""See `docs/steps.md`. ``between steps``: state dicts, whole parameters gathered to be saved or passed on, what follows
-the last step once, and the order of its buckets, which DDP sends once. ``no-grad forward``: inside a call of an
-outermost module that began with gradients off, if the recording also has calls with gradients: an evaluation, a
-teacher, a rollout; also what the program itself sends after such a call, before anything differentiable is computed:
-an evaluation's metric."""
+"""The part of a step in which an event was issued, see `docs/steps.md`.
+
+``between steps``: state dicts, whole parameters gathered to be saved or passed on, what follows the last step once,
+and the order of the buckets, which DDP sends once. ``no-grad forward``: inside a call of an outermost module that began
+with gradients off, such as an evaluation, a teacher or a rollout, if the recording also has calls with gradients. What
+the program itself sends after such a call, such as an evaluation's metric, is of this phase until the program computes
+something differentiable."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward", "between steps")
 """Phases that are excluded from figures per step."""
@@ -27,7 +30,7 @@ IN_STEPS = ~pl.col("phase").is_in(OUTSIDE_STEPS)
 """Mask of the rows, in a table with a column ``phase``, that figures per step count."""
 
 NO_AXIS = "no mesh"
-"""What stands for the axis of groups that are not an axis of a mesh."""
+"""Shown in place of an axis for groups that are not an axis of a mesh."""
 
 Timing = Literal["none", "host", "work", "cuda"]
 """How start and end were measured. ``none``: a simulation, start and end are null; ``host``: the host clock
@@ -40,7 +43,7 @@ STATES: tuple[State, ...] = get_args(State)
 
 EVENTS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),  # the rank that recorded the event
-    "step": pl.Int32(),  # 0, then one more after each trace.step()
+    "step": pl.Int32(),  # from 0; each trace.step() begins the next one
     "seq": pl.Int64(),  # position in this rank's program order, from 0
     "op": pl.String(),  # all_reduce, all_gather, …; "unknown:<name>", "switched_off:<op>"
     "raw_op": pl.String(),  # the dispatcher's name, such as c10d::allreduce_
@@ -53,7 +56,7 @@ EVENTS: dict[str, pl.DataType] = {
     "message_bytes": pl.Int64(),  # S, as nccl-tests counts it: the whole buffer; null: unknown
     "wire_bytes": pl.Int64(),  # the least that one rank must send; 0 for a recv; null if size or group is unknown
     "dtype": pl.String(),  # torch's name without "torch."; "" where no tensor is sent
-    "shape": pl.List(pl.Int64()),  # of the tensor that message_bytes counts; see collectives.py
+    "shape": pl.List(pl.Int64()),  # shape of the tensor that message_bytes counts; see collectives.py
     "implicit": pl.Boolean(),  # a DTensor redistribute that the program did not ask for
     "cause": pl.String(),  # DTensor op or redistribute with placements "S(0)→R", FSDP's reason, …; "" unknown
     "source": pl.String(),  # "file:line" of the user's frames, innermost first, joined by " ← "; in backward the first
@@ -64,16 +67,16 @@ EVENTS: dict[str, pl.DataType] = {
     "peer": pl.Int32(),  # send, recv: the rank at the other end; null elsewhere, and for a recv from any rank
     "root": pl.Int32(),  # broadcast, reduce, gather, scatter: the rank that has the whole; null elsewhere
     "send_splits": pl.List(pl.Int64()),  # uneven all_to_all: elements for each rank of the group; null where even
-    "recv_splits": pl.List(pl.Int64()),  # the same of what is received
+    "recv_splits": pl.List(pl.Int64()),  # uneven all_to_all: elements from each rank of the group; null where even
     "start": pl.Int64(),  # ns since the Unix epoch; null where timing is "none"
     "end": pl.Int64(),
     "state": pl.String(),  # see State; null in files of formats 1 and 2
-    "waited": pl.Int64(),  # ns for which the program stood still for it in wait(), or, of an imported profile, nothing
-    # computed on its GPU; null where that was not seen
+    "waited": pl.Int64(),  # ns for which the program stood still in wait(); in an imported profile, ns in which its GPU
+    # computed nothing; null if unknown
     "group_seq": pl.Int64(),  # number of the collective among those of its group, as the recorder counted them; null
-    # for messages, and of imported files that have none
-    "same_input": pl.Boolean(),  # of a redistribute: whether the trigger was called with the same tensor as that of the
-    # redistribute just before it in its group; null where that is not known
+    # for messages, and in imported files without such numbers
+    "same_input": pl.Boolean(),  # redistribute: whether the trigger was called with the same tensor as that of the
+    # redistribute just before it in its group; null if unknown
 }
 
 ADDED: dict[int, tuple[str, ...]] = {
@@ -139,8 +142,8 @@ KERNELS: dict[str, pl.DataType] = {
     "flops": pl.Int64(),  # of these ops together; read_bytes and written_bytes likewise
     "read_bytes": pl.Int64(),
     "written_bytes": pl.Int64(),
-    "fused_bytes": pl.Int64(),  # of memory: what a compiler would move instead
-    "fused_count": pl.Int64(),  # and in how many kernels
+    "fused_bytes": pl.Int64(),  # memory: bytes that a compiler's fused kernels would read and write instead
+    "fused_count": pl.Int64(),  # memory: number of those kernels
     "compiled": pl.Boolean(),  # whether torch.compile was asked to compile the module, which ran eagerly here
     "waits_for": pl.Int64(),  # wait: seq of the event that the compute stream waits for; null elsewhere
 }
@@ -158,7 +161,7 @@ MEMORY: dict[str, pl.DataType] = {
     "optimizer": pl.Int64(),
     "activations": pl.Int64(),
     "buffers": pl.Int64(),  # gathered parameters, and what collectives read and write
-    "inputs": pl.Int64(),  # there before the recording, and no parameter of a model: a batch; 0 in older files
+    "inputs": pl.Int64(),  # tensors older than the recording that are not a model's, such as a batch; 0 in older files
 }
 """One row per segment if costs were recorded; otherwise empty."""
 
@@ -166,20 +169,20 @@ NUMERICS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "step": pl.Int32(),
     "seq": pl.Int64(),  # position among this rank's summaries, in program order
-    "phase": pl.String(),  # forward, no-grad forward: an output; backward: the gradient of one; gradient: of a
-    # parameter, as the optimizer reads it
+    "phase": pl.String(),  # forward, no-grad forward: an output; backward: the gradient of an output; gradient: the
+    # gradient of a parameter, as the optimizer reads it
     "module": pl.String(),
-    "name": pl.String(),  # output, or output 1 and so on; of a gradient the parameter's own name
+    "name": pl.String(),  # output, or output 1 and so on; of a parameter's gradient the parameter's own name
     "call": pl.Int32(),  # number of the module's call in this step
     "dtype": pl.String(),
-    "placements": pl.String(),  # of a DTensor; "" for a plain tensor
-    "count": pl.Int64(),  # elements of this rank's part, of which the rest speaks
+    "placements": pl.String(),  # placements of a DTensor; "" for a plain tensor
+    "count": pl.Int64(),  # elements of this rank's part; the columns below summarize these
     "norm": pl.Float64(),
     "mean": pl.Float64(),
     "min": pl.Float64(),  # NaN if an element is
     "max": pl.Float64(),
-    "projection": pl.Float64(),  # on a seeded random vector: another order of the elements has another one
-    "hash": pl.Int64(),  # sum of the elements' bits as whole numbers, modulo 2**32: the same in any order
+    "projection": pl.Float64(),  # dot product with a seeded random vector: depends on the order of the elements
+    "hash": pl.Int64(),  # sum of the elements' bits as whole numbers, modulo 2**32: does not depend on their order
 }
 """One row per summary of a tensor, if ``numerics=True`` recorded some; otherwise empty."""
 
@@ -188,9 +191,9 @@ DIFFERING: dict[str, pl.DataType] = {
     "step": pl.Int32(),
     "kind": pl.String(),  # activation, gradient, parameter; see `capture.values.differing_values`
     "phase": pl.String(),
-    "module": pl.String(),  # that runs, or that holds the parameter; "" outside any
+    "module": pl.String(),  # module that runs, or that holds the parameter; "" outside any
     "name": pl.String(),  # the parameter's own name; of an activation the op that reads it
-    "axis": pl.String(),  # along which the ranks should hold the same
+    "axis": pl.String(),  # mesh axis along which the ranks should hold the same values
 }
 """One row per tensor that differs between ranks that should hold the same, if costs were recorded; otherwise empty."""
 
@@ -198,12 +201,12 @@ IO: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "step": pl.Int32(),
     "seq": pl.Int64(),  # position among this rank's rows, in the order in which they began
-    "op": pl.String(),  # read, write: of dsexplore.aio; wait: the program stands still for these; input: for a batch
-    "path": pl.String(),  # the file; of input the class of the data set; "" of a wait for several files
-    "bytes": pl.Int64(),  # null of waits and input
-    "phase": pl.String(),  # in which it began
+    "op": pl.String(),  # read, write: transfers of dsexplore.aio; wait: the program waits for these; input: for a batch
+    "path": pl.String(),  # the file; for input the class of the data set; "" for a wait for several files
+    "bytes": pl.Int64(),  # null for wait and input
+    "phase": pl.String(),  # phase in which it began
     "module": pl.String(),  # module that was running when it began; "" outside any
-    "source": pl.String(),  # the user's lines, as of events
+    "source": pl.String(),  # the user's lines, as in EVENTS
     "start": pl.Int64(),  # ns since the Unix epoch
     "end": pl.Int64(),  # null where it had not ended when the recording did
 }
@@ -225,6 +228,22 @@ ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3, "numerics": 7, "diffe
 """{table: format version that added it}."""
 
 
+IMPORTED_EVENT: dict[str, object] = {
+    **dict.fromkeys(("trigger", "owner", "cause", "source"), ""),
+    "step": 0,
+    "phase": "other",
+    "implicit": False,
+    "is_async": True,
+    "is_object": False,
+}
+"""Values of an event of another tool's file in columns that are never null; the file may tell others."""
+
+
 def empty(table: str) -> pl.DataFrame:
     """Return an empty frame with the columns of that table."""
     return pl.DataFrame(schema=TABLES[table])
+
+
+def events_of(rows: Sequence[Mapping[str, object]]) -> pl.DataFrame:
+    """Return the table of events with these rows; a column that a row lacks is null."""
+    return pl.DataFrame({name: [row.get(name) for row in rows] for name in EVENTS}, schema=EVENTS)

@@ -1,4 +1,4 @@
-"""Filters on a trace: events that meet conditions, with all modules, parameters and groups."""
+"""Filter the events of a trace, by the conditions of `Trace.where`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.near_names import did_you_mean, listed, nearest
 from dsexplore._internal.trace import schema
-from dsexplore._internal.trace.collectives import OPS
+from dsexplore._internal.trace.collectives import OPS, PREFIXES_OF_OTHER_OPS
 from dsexplore._internal.trace.tables import Tables
 
 _OF_MODULES = ("owner", "trigger")
-"""Columns that hold names of modules: a value that is no such name may be a shell pattern."""
+"""Columns that hold names of modules: a value that is not a known name may be a shell pattern."""
 _VALUES: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
-"""Columns with a fixed set of values: a value that is neither in it nor in the events is an error."""
+"""{column with a fixed set of values: these}. A value that is neither in the set nor in the events is an error."""
 
 
 def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
@@ -30,13 +30,18 @@ def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
         UsageError: an unknown column, a value that the column cannot be compared with, or an unknown phase or op.
     """
     events = tables.events
-    tests = [_condition(tables, name, wanted) for name, wanted in conditions.items()]
-    return replace(tables, events=events.filter(*tests) if tests else events)
+    masks = [_mask(tables, name, wanted) for name, wanted in conditions.items()]
+    return replace(tables, events=events.filter(*masks) if masks else events)
 
 
-def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
+def _mask(tables: Tables, name: str, wanted: Any) -> pl.Expr:
+    """Return the mask of the events that meet one condition.
+
+    Raises:
+        UsageError: see `select`.
+    """
     if name == "module":
-        return _module_mask(tables, _several(wanted))
+        return _module_mask(tables.events, _several(wanted))
     if name == "row":
         return _row_mask(wanted)
     if name not in schema.EVENTS:
@@ -50,23 +55,23 @@ def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
 
 
 def _is_in(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
-    """Return an expression that is true where a column has one of `values`; None matches null."""
+    """Return the mask of the events whose column has one of `values`; None matches null."""
     present = [value for value in values if value is not None]
-    for value in present if name in _VALUES else ():
-        check_value(tables, name, value)
+    if name in _VALUES:
+        for value in present:
+            check_value(tables, name, value)
     try:
         wanted = pl.Series(name, present, dtype=schema.EVENTS[name], strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError) as error:
-        kind = schema.EVENTS[name]
-        raise UsageError(f"where({name}={values[0]!r}): this column holds {kind}: give such a value, or a list") from (
-            error
-        )
-    test = pl.col(name).is_in(wanted.implode()).fill_null(False)
-    return test | pl.col(name).is_null() if None in values else test
+        raise UsageError(
+            f"where({name}={values[0]!r}): this column holds {schema.EVENTS[name]}: give such a value, or a list"
+        ) from error
+    mask = pl.col(name).is_in(wanted.implode()).fill_null(False)
+    return mask | pl.col(name).is_null() if None in values else mask
 
 
 def _row_mask(wanted: Any) -> pl.Expr:
-    """Return an expression that is true for events at these positions in `Trace.events`.
+    """Return the mask of the events at these positions in `Trace.events`.
 
     Raises:
         UsageError: a position is not a whole number.
@@ -81,21 +86,16 @@ def _row_mask(wanted: Any) -> pl.Expr:
 
 
 def _names_meant(names: Set[str], value: Any) -> list[Any]:
-    """Return the names that match a shell pattern; `value` itself if it is one of the names or no pattern."""
-    if not isinstance(value, str) or value in names or not _is_pattern(value):
-        return [value]
-    return [name for name in names if fnmatchcase(name, value)]
-
-
-def _is_pattern(text: str) -> bool:
-    return any(sign in text for sign in "*?[")
+    """Return the names that match a shell pattern; `value` alone if it is one of the names or not a pattern."""
+    is_pattern = isinstance(value, str) and value not in names and any(sign in value for sign in "*?[")
+    return [name for name in names if fnmatchcase(name, value)] if is_pattern else [value]
 
 
 def check_names(tables: Tables, conditions: Mapping[str, Any]) -> None:
     """Raise if a condition of `Trace.where` names an axis, group or module that the trace does not know.
 
     Raises:
-        UsageError: there is one.
+        UsageError: a condition does; the message suggests the most similar name.
     """
     for name, wanted in conditions.items():
         for value in _several(wanted):
@@ -109,25 +109,27 @@ def check_value(tables: Tables, name: str, value: Any, method: str = "where") ->
     """Raise if a trace does not know a phase, op, axis, group, owner or trigger.
 
     Args:
-        tables: of the trace.
-        name: a column of the events; columns that do not hold names are not checked.
-        value: the value that the column is compared with.
-        method: the method that was called, for the message.
+        tables: Tables of the trace.
+        name: Column of the events; columns that do not hold names are not checked.
+        value: Value that the column is compared with.
+        method: Name of the method that was called, for the message.
 
     Raises:
         UsageError: no such value; the message lists the known names and suggests the most similar one.
     """
     fixed = _VALUES.get(name)
     if fixed is not None:
-        if value in fixed or (isinstance(value, str) and (":" in value or value in tables.events[name].unique())):
+        is_other_op = name == "op" and isinstance(value, str) and value.startswith(PREFIXES_OF_OTHER_OPS)
+        if value in fixed or is_other_op or (isinstance(value, str) and value in tables.events[name].unique()):
             return
         values: Iterable[str] = fixed
+        text = ", ".join(values)
     else:
         names = _names(tables, name) if isinstance(value, str) and value else set()
         if not names or value in names or (name in _OF_MODULES and _names_meant(names, value) not in ([], [value])):
             return
         values = sorted(names)
-    text = ", ".join(values) if fixed is not None else listed(values)
+        text = listed(values)
     raise UsageError(f"{method}({name}={value!r}): no such {name}; they are {text}{did_you_mean(value, values)}")
 
 
@@ -137,8 +139,7 @@ def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
     Raises:
         UsageError: `pattern` is not a string, or no module matches it.
     """
-    if not isinstance(pattern, str):
-        raise UsageError(f"{method}(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
+    _check_pattern(pattern, method)
     modules = _names(tables, "module") if pattern else set()
     if not modules or modules_inside(modules, [pattern]):
         return
@@ -146,6 +147,11 @@ def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
         f"{method}(module={pattern!r}): no such module; names are those of trace.modules['module'], and * stands for "
         f"any text, as in '*.mlp'{_module_meant(pattern, modules)}"
     )
+
+
+def _check_pattern(pattern: Any, method: str) -> None:
+    if not isinstance(pattern, str):
+        raise UsageError(f"{method}(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
 
 
 def _module_meant(pattern: str, modules: set[str]) -> str:
@@ -161,30 +167,22 @@ def _module_meant(pattern: str, modules: set[str]) -> str:
 
 def _names(tables: Tables, name: str) -> set[str]:
     """Return the names a trace knows for a column, also those without events; empty for columns without names."""
-    groups, events = tables.groups, tables.events
+    groups, events, parameters = tables.groups, tables.events, tables.parameters
+    names: set[str] = set()
     if name == "group":
         names = {*groups["group"], *events["group"].unique()}
     elif name == "axis":
-        meshes = {tables.info.mesh or "", *groups["mesh"].unique(), *tables.parameters["mesh"].unique()}
-        names = {
-            *groups["axis"].unique(),
-            *events["axis"].unique(),
-            *(a for mesh in meshes if mesh for a in _axes(mesh)),
-        }
-    elif name in ("module", "owner", "trigger"):
-        sent = events["owner"].unique(), events["trigger"].unique()
-        names = {*tables.modules["module"], *tables.parameters["module"].unique(), *sent[0], *sent[1]}
-    else:
-        return set()
-    return {known for known in names if known}
-
-
-def _axes(mesh: str) -> list[str]:
-    """Return the names of the axes of a mesh: ``"dp=2,tp=4"`` → dp and tp."""
-    return [part.partition("=")[0].strip() for part in mesh.split(",")]
+        names = {*groups["axis"].unique(), *events["axis"].unique()}
+        for mesh in {tables.info.mesh, *groups["mesh"].unique(), *parameters["mesh"].unique()}:
+            names |= {axis.partition("=")[0].strip() for axis in (mesh or "").split(",")}
+    elif name in ("module", *_OF_MODULES):
+        names = {*tables.modules["module"], *parameters["module"].unique()}
+        names |= {*events["owner"].unique(), *events["trigger"].unique()}
+    return {name for name in names if name}
 
 
 def _several(wanted: Any) -> list[Any]:
+    """Return the values of a condition: the members of a list, tuple, set, range or series, else the value itself."""
     return list(wanted) if isinstance(wanted, (list, tuple, Set, range, pl.Series)) else [wanted]
 
 
@@ -193,6 +191,7 @@ def _is_shape(wanted: Any) -> bool:
 
 
 def _column_value(name: str, value: Any) -> Any:
+    """Return a value of a condition as the column holds it: a dtype as its name, a shape as a list."""
     if name == "dtype" and isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     if name == "shape" and isinstance(value, tuple):
@@ -200,18 +199,22 @@ def _column_value(name: str, value: Any) -> Any:
     return value
 
 
-def _module_mask(tables: Tables, patterns: Iterable[Any]) -> pl.Expr:
-    events, wanted = tables.events, list(patterns)
-    for pattern in wanted:
-        if not isinstance(pattern, str):
-            raise UsageError(f"where(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
+def _module_mask(events: pl.DataFrame, patterns: Iterable[Any]) -> pl.Expr:
+    """Return the mask of the events whose trigger or owner is inside a module that matches one of the patterns.
+
+    Raises:
+        UsageError: a pattern is not a string.
+    """
+    patterns = list(patterns)
+    for pattern in patterns:
+        _check_pattern(pattern, "where")
     names = set(events["trigger"].unique()) | set(events["owner"].unique())
-    matching = pl.Series(list(modules_inside(names, wanted)), dtype=pl.String)
+    matching = pl.Series(list(modules_inside(names, patterns)), dtype=pl.String)
     return pl.col("trigger").is_in(matching.implode()) | pl.col("owner").is_in(matching.implode())
 
 
 _END = r"\Z"
-"""End of what ``fnmatch.translate`` returns; it is removed, because the name of a submodule continues after a dot."""
+"""End of a pattern from ``fnmatch.translate``; it is removed, because the name of a submodule continues after a dot."""
 
 
 def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:

@@ -13,18 +13,18 @@ from dsexplore._internal.trace.schema import IN_STEPS, OUTSIDE_STEPS, Phase
 from dsexplore._internal.trace.tables import Tables
 
 IN_A_STEP: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
-"""Phases that occur only in training steps."""
+"""Phases that only training steps have."""
 
 
 def in_steps(events: pl.DataFrame) -> pl.DataFrame:
     """Return the events that figures per step count, each with the step that it counts towards.
 
-    What a rank sends outside its model after its last optimizer step, such as a loss for a log, has a step number of
-    its own; it counts towards the step before, or each mean would be over one step too many.
+    Events after a rank's last optimizer step, such as the all_reduce of a loss for a log, have a step number of their
+    own. They count towards the step before; otherwise each mean would be over one step too many.
     """
     trained = pl.when(pl.col("phase").is_in(IN_A_STEP)).then("step").max()
     counted = events.filter(IN_STEPS) if events["phase"].is_in(OUTSIDE_STEPS).any() else events
-    of_ranks = (  # streamed, here and below: of millions of rows, the keys are never there all at once
+    of_ranks = (  # streamed, here and below, so that the keys of millions of rows are never in memory together
         counted.lazy().group_by("rank").agg(last=pl.col("step").max(), trained=trained).collect(engine="streaming")
     )
     following = of_ranks.filter(pl.col("trained") == pl.col("last") - 1)
@@ -43,7 +43,7 @@ class SteadySteps:
     count: int
     """Number of steady steps; at least 1."""
     whole: int
-    """Number of complete steps: those that have ended, or are not known to have been cut off."""
+    """Number of complete steps: all but those that the end of the recording is known to have cut off."""
     are_equal: bool
     """True if every steady step sends the same number of collectives and bytes on each rank."""
     more: Mapping[int, int]
@@ -55,13 +55,13 @@ class SteadySteps:
 def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySteps:
     """Return the steps from which figures of one step are computed.
 
-    Steps that send the same are steady, if they are at least half of all complete steps; otherwise those with equal
-    numbers of collectives, whose sizes vary. Of two steps that differ, the last one is steady; of more, if no half of
-    them agrees, all are.
+    Steps that send the same are steady if they are at least half of the complete steps. Otherwise, steps with equal
+    numbers of collectives but other sizes are, by the same rule. If no steps agree, the last of two steps is steady,
+    and of more steps all are.
 
     Args:
-        tables: the trace.
-        events: its events with additional columns; None for those of `tables`. Only those of steps are used.
+        tables: Tables of the trace.
+        events: Events of `tables` with additional columns; None for `Tables.events`. Only events in steps are used.
     """
     events = in_steps(tables.events if events is None else events)
     ended = tables.info.whole_steps
@@ -86,17 +86,24 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
         return SteadySteps(events=whole, count=1, whole=len(sizes), are_equal=False, more={}, of_all_steps=events)
     steady = _largest_repeated(sizes)
     are_equal = bool(steady)
-    steady = steady or _largest_repeated(counts) or ({max(sizes)} if len(sizes) == 2 else set(sizes))
+    if not steady:
+        steady = _largest_repeated(counts)
+    if not steady:
+        steady = {max(sizes)} if len(sizes) == 2 else set(sizes)
     mean = sum(sums[step] for step in steady) // len(steady)
     more = {step: sums[step] - mean for step in sorted(set(sizes) - steady)}
-    kept = whole.filter(pl.col("step").is_in(sorted(steady))) if more else whole
     return SteadySteps(
-        events=kept, count=len(steady), whole=len(sizes), are_equal=are_equal, more=more, of_all_steps=events
+        events=whole.filter(pl.col("step").is_in(sorted(steady))) if more else whole,
+        count=len(steady),
+        whole=len(sizes),
+        are_equal=are_equal,
+        more=more,
+        of_all_steps=events,
     )
 
 
 def _largest_repeated(contents: Mapping[int, set[Hashable]]) -> set[int]:
-    """Return the largest set of steps with equal content; empty if it is less than half of them or a single step."""
+    """Return the largest set of steps with equal content; empty if it is a single step or less than half of all."""
     by_content: dict[Hashable, set[int]] = {}
     for step, content in contents.items():
         by_content.setdefault(frozenset(content), set()).add(step)
@@ -122,4 +129,4 @@ class StepMarks(Protocol):
         """Marks set by optimizers, which end steps if the program does not call `step` itself."""
 
     def end_with_step(self) -> None:
-        """Leave out events after the end of the last step, those of a step that the program began but will not end."""
+        """Leave out the events of the last step, which the program began but will not end."""

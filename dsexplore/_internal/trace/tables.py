@@ -1,4 +1,4 @@
-"""`Tables`: the content of a trace as plain tables, and where it was recorded."""
+"""The content of a trace as plain tables, and the info on where and how it was recorded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ _CODED = (
     *("rank", "step", "seq", "op", "phase", "trigger", "owner", "axis", "group", "group_size", "message_bytes"),
     *("wire_bytes", "dtype", "implicit", "cause", "source", "is_object"),
 )
+"""Columns of `Tables.coded_in_steps`."""
 _SLICE = 1 << 18
-"""Rows whose texts are filtered at once."""
+"""Number of rows whose texts are filtered at once."""
 OF_EACH_RANK = ("stands_for", "clocks", "clock_offsets", "clock_residuals", "ends", "began")
 """Fields of `TraceInfo` that have one value per rank, or are empty."""
 
@@ -61,15 +62,14 @@ class TraceInfo:
     schedule: str = ""
     """The pipeline schedule that called the stages, as JSON; see `capture.stack.pipelines.describe`."""
     notes: tuple[str, ...] = ()
-    """Remarks for the reader: an exception that ended the recording, an unknown op, …"""
+    """Sentences for the reader: an exception that ended the recording, an unknown op, …"""
 
     def of_rank(self, rank: int) -> TraceInfo:
         """Return the info of a trace with `rank` alone."""
         values: dict[str, Any] = {"ranks": (rank,)}
         for name in OF_EACH_RANK:
-            values[name] = tuple(
-                value for of, value in zip(self.ranks, getattr(self, name), strict=False) if of == rank
-            )
+            by_rank = dict(zip(self.ranks, getattr(self, name), strict=False))
+            values[name] = (by_rank[rank],) if rank in by_rank else ()
         return replace(self, **values)
 
     @property
@@ -101,50 +101,49 @@ class Tables:
     @cached_property
     def _coded(self) -> tuple[pl.DataFrame, pl.DataFrame]:
         """`coded_in_steps` and `coded_start_up`."""
-        inside = self.events.select(schema.IN_STEPS).to_series()
-        before = self.events.select(pl.col("phase") == "start-up").to_series()
-        kept = inside | before
+        is_in_steps = self.events.select(schema.IN_STEPS).to_series()
+        is_start_up = self.events.select(pl.col("phase") == "start-up").to_series()
+        mask = is_in_steps | is_start_up
         rows = pl.select(row=pl.int_range(self.events.height, dtype=pl.UInt32))
-        parts = [rows.filter(inside)], [rows.filter(before)]
-        inside, before = inside.filter(kept), before.filter(kept)
-        for name in _CODED:  # one by one, as the whole of a column is there twice while it is divided
-            column = _coded_column(self.events, name, kept)
-            parts[0].append(column if inside.all() else column.filter(inside))
-            parts[1].append(column.filter(before))
+        in_steps, start_up = [rows.filter(is_in_steps)], [rows.filter(is_start_up)]
+        is_in_steps, is_start_up = is_in_steps.filter(mask), is_start_up.filter(mask)
+        for name in _CODED:  # one by one, because a column is in memory twice while it is divided
+            column = _coded_column(self.events, name, mask)
+            in_steps.append(column if is_in_steps.all() else column.filter(is_in_steps))
+            start_up.append(column.filter(is_start_up))
             del column
-        return pl.concat(parts[0], how="horizontal"), pl.concat(parts[1], how="horizontal")
+        return pl.concat(in_steps, how="horizontal"), pl.concat(start_up, how="horizontal")
 
     @property
     def coded_in_steps(self) -> pl.DataFrame:
-        """Narrow rows of `events` in steps, for passes over millions: ``row``, the position there, and `_CODED`.
+        """Events in steps as narrow rows, for passes over millions: the columns `_CODED`, and the event's ``row``.
 
-        Texts are categorical, as there are few different ones: an event takes a fifth of the memory. A pass that
-        changes nothing shares that memory.
+        Texts are categorical, because few of them differ: an event takes a fifth of the memory. Passes share it.
         """
         return self._coded[0]
 
     @property
     def coded_start_up(self) -> pl.DataFrame:
-        """Narrow rows of what `events` has before the first step; columns are those of `coded_in_steps`."""
+        """Events before the first step as narrow rows; columns are those of `coded_in_steps`."""
         return self._coded[1]
 
     def with_columns(self, coded: pl.DataFrame, *names: str) -> pl.DataFrame:
-        """Return coded rows with further columns of `events`."""
+        """Return coded rows with the columns `names` of `events` added."""
         return coded.hstack(self.events.select(names)[coded["row"]])
 
 
-def _coded_column(events: pl.DataFrame, name: str, kept: pl.Series) -> pl.DataFrame:
-    """Return a column of some of the events, with categorical texts.
+def _coded_column(events: pl.DataFrame, name: str, mask: pl.Series) -> pl.DataFrame:
+    """Return a column of the events in `mask`, with categorical texts.
 
-    It stays a frame, in which a value that all rows have is held once. Texts are filtered slice by slice: those of
-    millions of rows are large, and their codes are not.
+    It stays a frame, because a frame holds a value that all rows have only once. Texts are filtered slice by slice,
+    because the texts of millions of rows are large and their codes are small.
     """
     column = events.select(name)
     if schema.EVENTS[name] != pl.String:
-        return column if kept.all() else column.filter(kept)
+        return column if mask.all() else column.filter(mask)
     code = pl.col(name).cast(pl.Categorical)
-    if kept.all():
+    if mask.all():
         return column.select(code)
     starts = range(0, max(column.height, 1), _SLICE)
-    slices = [column[at : at + _SLICE].filter(kept[at : at + _SLICE]).select(code) for at in starts]
+    slices = [column[at : at + _SLICE].filter(mask[at : at + _SLICE]).select(code) for at in starts]
     return pl.concat(slices, rechunk=True)

@@ -1,8 +1,8 @@
 """Counts and module trees in the form of torch's ``CommDebugMode``; torch writes the JSON itself.
 
-Two things are added to torch's. Collectives issued by activation checkpointing's recomputation and by optimizers have
-sections of their own, ``recompute`` and ``optimizer``; torch counts them as backward and forward. A collective counts
-for the module that owns it; where FSDP prefetches, torch counts it for the module before.
+Two things differ from torch's own counts. Collectives of activation checkpointing's recomputation and of optimizers
+have sections of their own, ``recompute`` and ``optimizer``; torch counts them as backward and forward. And a collective
+counts for the module that owns it; where FSDP prefetches, torch counts it for the module before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GLOBAL = "Global"
 """torch's name for the root of all modules."""
 
 OWN_PHASES = ("recompute", "optimizer")
-"""Phases that torch's mode does not distinguish."""
+"""Phases with a section of their own, which torch's mode does not have."""
 
 PHASE_KEYS = {
     **dict.fromkeys(("start-up", "forward", "no-grad forward", "between steps", "other"), "forward"),
@@ -40,9 +40,9 @@ PHASE_KEYS = {
 
 
 class ModuleCounts(dict[Any, Any]):
-    """``{"forward": {op: count}, "backward": {op: count}}``, as torch has it now.
+    """Counts of one module as torch has them now: ``{"forward": {op: count}, "backward": {op: count}}``.
 
-    Earlier versions of torch had ``{op: count}``: an op as key gives its count over all phases.
+    Earlier versions of torch had ``{op: count}``, so an op as key gives its count over all phases.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class ModuleCounts(dict[Any, Any]):
 
 @dataclass
 class ModuleNode:
-    """One module of the tree that torch shows, which has only modules that ran."""
+    """A module in the tree that torch shows, which has only modules that ran."""
 
     name: str
     depth: int = 0
@@ -79,13 +79,14 @@ class ModuleNode:
     parents: set[str] = field(default_factory=set)
     """All enclosing modules, including `GLOBAL`."""
 
-    def as_torchs(self) -> dict[str, object]:
+    def helper_dict(self) -> dict[str, object]:
         """Return the entry of torch's ``module_helper_dict``."""
-        return {
-            **({"module_type": self.type} if self.type else {}),
-            "depth": self.depth,
-            **({"parameters": dict(self.placements)} if self.placements else {}),
-        }
+        entry: dict[str, object] = {"depth": self.depth}
+        if self.type:
+            entry = {"module_type": self.type, **entry}
+        if self.placements:
+            entry["parameters"] = dict(self.placements)
+        return entry
 
 
 @cache
@@ -98,7 +99,8 @@ def packet(raw_op: str) -> Op | None:
     namespace, _, name = raw_op.partition("::")
     if namespace == "c10d":
         op: Op | None = find_op(raw_op)
-        return op if op in counted.c10d or name == "gather_into_tensor_" else None  # which torch 2.15 has left out
+        is_counted = op in counted.c10d or name == "gather_into_tensor_"  # which torch 2.15 does not list
+        return op if is_counted else None
     for candidate in (name, name.removesuffix("_"), name.removesuffix("_out")):
         op = find_op(f"{namespace}::{candidate}") if namespace else None
         if op is not None and op in counted.functional:
@@ -149,6 +151,7 @@ def long_placements(short: str) -> str:
 
 
 def _long(word: str) -> str:
+    """Return one placement as torch writes it: ``"S(0)"`` → ``"Shard(dim=0)"``."""
     inside = word.partition("(")[2].removesuffix(")")
     if word == "R":
         return "Replicate()"
@@ -180,13 +183,13 @@ def torchs_mode(
     """Return a ``CommDebugMode`` filled with these counts instead of counting itself.
 
     Args:
-        tree: the modules.
-        counts: per module.
-        operations: per module ``{"operations_list": […]}``.
+        tree: {name: node} of the modules, see `module_tree`.
+        counts: {name of a module: its counts}, see `module_counts`.
+        operations: {name of a module: ``{"operations_list": […]}``}, as torch's mode has them.
     """
     mode = make_mode()
     mode.comm_module_counts, mode.comm_module_operation_counts = counts, operations
-    mode.advanced_module_tracker.module_helper_dict = {name: node.as_torchs() for name, node in tree.items()}
+    mode.advanced_module_tracker.module_helper_dict = {name: node.helper_dict() for name, node in tree.items()}
     mode.advanced_module_tracker.parent_dict = {name: node.children for name, node in tree.items()}
     return mode
 
@@ -197,27 +200,30 @@ def write_json(mode: Any, path: str | os.PathLike[str], noise_level: int) -> Non
     An interrupted write leaves an existing file unchanged.
 
     Args:
-        mode: from `torchs_mode`.
-        path: the file.
-        noise_level: torch's level of detail.
+        mode: Mode with the counts, from `torchs_mode`.
+        path: Path of the file.
+        noise_level: Level of detail, as torch's ``generate_json_dump`` takes it.
     """
 
-    def complete(node: dict[str, Any]) -> None:
+    def add_own_phases(node: dict[str, Any]) -> None:
         counts = mode.comm_module_counts.get(node["fqn"], {})
         for phase in OWN_PHASES:
             node[f"collectives_{phase}"] = [[str(op), count] for op, count in counts.get(phase, {}).items()]
         for child in node["children"]:
-            complete(child)
+            add_own_phases(child)
 
     with writing(path) as partial:
         mode.generate_json_dump(str(partial), noise_level)
         written = json.loads(partial.read_text(encoding="utf-8"))
-        complete(written)
+        add_own_phases(written)
         partial.write_text(json.dumps(written, indent=4), encoding="utf-8")
 
 
 def write_torch_json(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """Write a trace as the JSON of torch's mode, without operations, because a trace holds collectives only."""
+    """Write a trace as the JSON of torch's mode and return the path.
+
+    The lists of operations are empty, because a trace has only collectives.
+    """
     tree = module_tree(tables)
     write_json(torchs_mode(tree, module_counts(calls(tables.events), tree), {}), path, noise_level=3)
     return Path(path)

@@ -37,8 +37,8 @@ class Trace(Analyses):
     """Collectives, parameters, modules and groups of a recorded program.
 
     Args:
-        tables: the content, or a function that returns it: while a recording runs, the content so far.
-        steps: marks the steps of the recording; None where none runs.
+        tables: Content of the trace, or a function that returns the content so far while a recording runs.
+        steps: Marks of the steps of a running recording; None if no recording runs.
 
     Examples:
         >>> with dsexplore.commtrace(mesh="dp=4") as trace:
@@ -92,8 +92,8 @@ class Trace(Analyses):
 
     @property
     def io(self) -> pl.DataFrame:
-        """One row per read and write of `dsexplore.aio`, and per time that the program stood still for these or for
-        its input; columns: `schema.IO`."""
+        """One row per read and write of `dsexplore.aio`, and per wait of the program for these or for its input;
+        columns: `schema.IO`."""
         return self.tables.io
 
     @property
@@ -165,7 +165,7 @@ class Trace(Analyses):
         """Write the trace and return where to: ``step.parquet`` is one file, ``trace/`` gets one file per rank.
 
         Raises:
-            UsageError: the directory has files of ranks that this trace has not.
+            UsageError: the directory has files of ranks that this trace does not have.
 
         Examples:
             >>> trace.save("step.parquet").name
@@ -206,7 +206,7 @@ class Trace(Analyses):
             <TraceDiff: 1 difference, 2 collectives before and 1 after>
         """
         if not isinstance(other, Trace):
-            raise UsageError(f"a trace is compared with a trace, not with {other!r}: of a saved one, give load(path)")
+            raise UsageError(f"a trace is compared with a trace, not with {other!r}: for a saved one, give load(path)")
         return TraceDiff(Trace(self.tables), Trace(other.tables))
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
@@ -244,8 +244,8 @@ def step_marks(trace: Trace, call: str = "step_marks(trace)") -> StepMarks:
     """Return the step marks of a trace's recording; ``of_optimizers`` counts until `Trace.step` is called.
 
     Args:
-        trace: of a recording that runs.
-        call: what asks for them, for the error.
+        trace: Trace of a running recording.
+        call: Text of the user's call, for the error.
 
     Raises:
         UsageError: the recording has ended.
@@ -269,12 +269,12 @@ def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Tra
     trace's notes say so.
 
     Args:
-        path: a file or directory that was saved, profiler traces, or dumps of the flight recorder; or several files.
+        path: File or directory that was saved, profiler traces, or dumps of the flight recorder; or several files.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without trace
-            files, or with files that do not belong to one recording.
+        FileNotFoundError: the path does not exist.
+        TraceFileError: a file is truncated, damaged, foreign or from a newer version; a directory has no trace files,
+            or files that do not belong to one recording.
 
     Examples:
         >>> with dsexplore.commtrace(world_size=4, save="ranks") as trace:
@@ -313,10 +313,10 @@ class TraceDiff(Displayable):
     def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
         """Return one row per module × op × axis × phase that differs; columns: `trace.diff.COLUMNS`.
 
-        Rows are in the order of the joined module tree, as `modules`.
+        Rows are in the order of the joined module tree, `modules`.
 
         Args:
-            unchanged: include rows that are the same in both.
+            unchanged: Whether to include rows that are the same in both traces.
 
         Examples:
             >>> diff.to_frame().select("op", "change").rows()
@@ -333,8 +333,8 @@ class TraceDiff(Displayable):
     def headline(self) -> PlanDifference:
         """Return a `analysis.plan_difference.PlanDifference`: the difference in at most five sentences.
 
-        ``.to_frame()`` has the rows of the diff per rank and step, so that traces with different numbers of them
-        compare.
+        ``.to_frame()`` has the rows of the diff per rank and step, so that traces with other numbers of ranks or steps
+        can be compared.
 
         Examples:
             >>> len(diff.headline().lines())
@@ -344,12 +344,12 @@ class TraceDiff(Displayable):
         return headline
 
     def numerics(self) -> NumericDifference:
-        """Return a `analysis.numeric_difference.NumericDifference`: where the values of both runs part.
+        """Return a `analysis.numeric_difference.NumericDifference`: where the values of both runs first differ.
 
-        ``.verdict()`` says it, and ``.to_frame()`` has a row per tensor that both have summarized.
+        ``.verdict()`` names the place, and ``.to_frame()`` has a row per tensor that both have summarized.
 
         Raises:
-            UsageError: one of them was recorded without ``numerics=True``.
+            UsageError: one of the traces was recorded without ``numerics=True``.
         """
         difference: NumericDifference = run_pass("diff numerics", self.before.tables, after=self.after.tables)
         return difference
@@ -358,8 +358,9 @@ class TraceDiff(Displayable):
         """Return a `analysis.step_timeline.Timeline` of both last steps on one scale, A's lanes above B's.
 
         Args:
-            lanes: as of `Trace.timeline`, of one rank of each; None for phases.
-            color_by: as of `Trace.timeline`.
+            lanes: Column whose values have a lane each, of one rank of each trace, see `Trace.timeline`; None for
+                ``phase``.
+            color_by: Column whose values have a color each, see `Trace.timeline`.
 
         Raises:
             UsageError: no such lanes or color_by.

@@ -15,26 +15,33 @@ HAS_UNKNOWN_DTYPE = pl.col("message_bytes").is_null() & (pl.col("shape").list.su
 HAS_UNKNOWN_RANKS = pl.col("message_bytes").is_not_null() & pl.col("wire_bytes").is_null()
 """Mask of the events with message bytes, but no number of ranks."""
 
-_WAS_ZERO = (
+_IS_PLACEHOLDER = (
     (pl.col("message_bytes") == 0)
     & ((pl.col("shape").list.len() == 0) | (pl.col("shape").list.sum() > 0))
     & (pl.col("op") != "barrier")
     & ~pl.col("op").str.starts_with("switched_off:")
 )
+"""Mask of the events of an older file whose message bytes of 0 mean that their size is unknown."""
 
 
 def without_placeholders(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
     """Return the events of a file before format 8 with null in place of 0 for unknown bytes.
 
     Args:
-        events: the table of events.
-        groups: the table of groups; one of unknown size has no ranks and is recorded as of size 1.
+        events: Events table of the file.
+        groups: Groups table of the file, in which a group of unknown size has no ranks and the size 1.
     """
     unknown = groups.filter((pl.col("ranks").list.len() == 0) & (pl.col("size") == 1))["group"]
-    shared = pl.col("group").is_in(unknown.implode()) & (pl.col("message_bytes") > 0) & (pl.col("wire_bytes") == 0)
-    shared &= pl.col("op") != "recv"
-    message = pl.when(~_WAS_ZERO).then("message_bytes")
-    return events.with_columns(message_bytes=message, wire_bytes=pl.when(~(_WAS_ZERO | shared)).then("wire_bytes"))
+    is_in_unknown_group = (
+        pl.col("group").is_in(unknown.implode())
+        & (pl.col("message_bytes") > 0)
+        & (pl.col("wire_bytes") == 0)
+        & (pl.col("op") != "recv")
+    )
+    return events.with_columns(
+        message_bytes=pl.when(~_IS_PLACEHOLDER).then("message_bytes"),
+        wire_bytes=pl.when(~(_IS_PLACEHOLDER | is_in_unknown_group)).then("wire_bytes"),
+    )
 
 
 def known_sum(sizes: pl.Expr) -> pl.Expr:
@@ -46,8 +53,8 @@ def format_sum(nbytes: float, unknown: float) -> str:
     """Return a sum of sizes as text: ``3 MiB``, ``≥ 3 MiB`` if some are unknown, or ``size unknown``.
 
     Args:
-        nbytes: the sum of the known ones, in bytes.
-        unknown: how many are not known.
+        nbytes: Sum of the known sizes, in bytes.
+        unknown: Number of unknown sizes.
     """
     if unknown and not nbytes:
         return format_bytes(None)
@@ -55,13 +62,11 @@ def format_sum(nbytes: float, unknown: float) -> str:
 
 
 def what_is_unknown(events: pl.DataFrame, count: int) -> str:
-    """Return a sentence on the unknown wire bytes of some events: ``the size of 3 of its 12 collectives is unknown``.
-
-    Empty if all is known.
+    """Return a clause on unknown wire bytes: ``the size of 3 of its 12 collectives is unknown``; empty without any.
 
     Args:
-        events: those without wire bytes.
-        count: of all events.
+        events: Events without wire bytes.
+        count: Number of all events, also those with wire bytes.
     """
     sizes = events["message_bytes"].null_count()
     ranks = events.filter(HAS_UNKNOWN_RANKS).height

@@ -1,11 +1,11 @@
 """Messages between two recorded ranks whose send and receive do not match.
 
-A rank must receive what another sends it in a group: as many messages, of the same sizes, and in an uneven
-all_to_all as many elements. Otherwise the program hangs or writes past a buffer on a real cluster.
+A rank must receive what another rank sends it: as many messages, of the same sizes, and in an uneven all_to_all as many
+elements. Otherwise the program hangs, or writes past a buffer, on a real cluster.
 
-Messages of one pair of ranks in one group are compared by size, not by order, as tags may change it. A recv from any
-rank takes any unmatched send to its rank. Excluded are messages of ranks that are not in the trace, and those of object
-collectives, whose sizes a simulated rank cannot know.
+Messages of one pair of ranks in one group are compared by size, not by order, because tags may change their order. A
+recv from any rank takes any unmatched send to its rank. Messages of ranks that are not in the trace are not compared,
+nor those of object collectives, whose sizes a simulated rank cannot know.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def unmatched(tables: Tables) -> pl.DataFrame:
         A frame with the columns `COLUMNS`; empty if all messages match.
     """
     events = tables.events
-    between = events.filter(pl.col("op").is_in(["send", "recv", "all_to_all"]) & ~pl.col("is_object"))
-    if between.is_empty():
+    messages = events.filter(pl.col("op").is_in(["send", "recv", "all_to_all"]) & ~pl.col("is_object"))
+    if messages.is_empty():
         return pl.DataFrame(schema=COLUMNS)
     ranks = set(tables.info.ranks) | set(events["rank"])
     members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
-    rows = list(between.iter_rows(named=True))
+    rows = list(messages.iter_rows(named=True))
     unmatched_rows = [*_messages(rows, ranks, members), *_parts(rows, members)]
     return pl.DataFrame(unmatched_rows, schema=COLUMNS, orient="row")
 
@@ -63,26 +63,18 @@ def notes(tables: Tables, most: int = 3) -> list[str]:
 
 
 def _text(row: Row) -> str:
-    what = "in an all_to_all " if row["op"] == "all_to_all" else ""
+    """Return the sentence on a row of `COLUMNS`."""
     sender, receiver = f"rank {row['sender']}", f"rank {row['receiver']}"
-    sends, receives = (
-        format_bytes(row[size]) + f" {way} at {row[source]}" if row[size] is not None else ""
-        for size, way, source in (
-            ("sent_bytes", f"to {receiver}", "send_source"),
-            ("received_bytes", f"from {sender}", "recv_source"),
-        )
-    )
-    if not receives:
-        last = _last(row["recv_source"], "its last recv from there is at")
-        return f"{sender} sends {sends}, and {receiver} does not receive them{last}"
-    if not sends:
-        last = _last(row["send_source"], "its last send there is at")
-        return f"{receiver} receives {receives}, and {sender} does not send them{last}"
-    return f"{what}{sender} sends {sends}, which receives {receives.replace(f' from {sender}', '')}"
-
-
-def _last(source: str, words: str) -> str:
-    return f" ({words} {source})" if source else ""
+    sent, received = format_bytes(row["sent_bytes"]), format_bytes(row["received_bytes"])
+    send_source, recv_source = row["send_source"], row["recv_source"]
+    if row["received_bytes"] is None:
+        last = f" (its last recv from there is at {recv_source})" if recv_source else ""
+        return f"{sender} sends {sent} to {receiver} at {send_source}, and {receiver} does not receive them{last}"
+    if row["sent_bytes"] is None:
+        last = f" (its last send there is at {send_source})" if send_source else ""
+        return f"{receiver} receives {received} from {sender} at {recv_source}, and {sender} does not send them{last}"
+    where = "in an all_to_all " if row["op"] == "all_to_all" else ""
+    return f"{where}{sender} sends {sent} to {receiver} at {send_source}, which receives {received} at {recv_source}"
 
 
 def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
@@ -104,8 +96,9 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
             continue
         sent, received = sends.get(pair, []), receives.get(pair, [])
         if any(row["message_bytes"] is None for row in (*sent, *received)):
-            continue  # which of them fit is not known
-        sent_alone, received_alone = _drop_fitting(sent, received)
+            continue  # it is not known which of them match
+        sizes = Counter(row["message_bytes"] for row in sent) & Counter(row["message_bytes"] for row in received)
+        sent_alone, received_alone = _without_counterpart(sent, sizes), _without_counterpart(received, sizes)
         matched_by_any = min(from_any[receiver, key], max(len(sent_alone) - len(received_alone), 0))
         from_any[receiver, key] -= matched_by_any
         for send, recv in zip_longest(sent_alone[matched_by_any:], received_alone):
@@ -120,20 +113,16 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
             )
 
 
-def _drop_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the sends and the receives without a counterpart of the same size."""
-    fitting = Counter(row["message_bytes"] for row in sent) & Counter(row["message_bytes"] for row in received)
-    return _beyond(sent, fitting.copy()), _beyond(received, fitting.copy())
-
-
-def _beyond(rows: Sequence[Row], fitting: Counter[int]) -> list[Row]:
-    unmatched_sizes = []
+def _without_counterpart(rows: Sequence[Row], matched_sizes: Counter[int]) -> list[Row]:
+    """Return the sends or receives beyond the number of matched ones of their size."""
+    remaining = matched_sizes.copy()
+    unmatched_rows = []
     for row in rows:
-        if fitting[row["message_bytes"]] > 0:
-            fitting[row["message_bytes"]] -= 1
+        if remaining[row["message_bytes"]] > 0:
+            remaining[row["message_bytes"]] -= 1
         else:
-            unmatched_sizes.append(row)
-    return unmatched_sizes
+            unmatched_rows.append(row)
+    return unmatched_rows
 
 
 def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
@@ -152,11 +141,11 @@ def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple
                     received = _part(receiver_call, "recv_splits", members[receiver_call["group"]], sender)
                     if None not in (sent, received) and sent != received:
                         yield _row(
-                            "all_to_all",
-                            sender,
-                            receiver,
-                            {**sender_call, "message_bytes": sent},
-                            {**receiver_call, "message_bytes": received},
+                            op="all_to_all",
+                            sender=sender,
+                            receiver=receiver,
+                            sent={**sender_call, "message_bytes": sent},
+                            received={**receiver_call, "message_bytes": received},
                         )
 
 
@@ -166,17 +155,19 @@ def _part(row: Row, splits: str, members: Sequence[int], rank: int) -> int | Non
         return None
     if row[splits] is None:
         return int(row["message_bytes"]) // int(row["group_size"])
-    width = item_size(row["dtype"])
-    if width is None or len(row[splits]) != len(members):
+    size = item_size(row["dtype"])
+    if size is None or len(row[splits]) != len(members):
         return None
-    return int(row[splits][members.index(rank)]) * width
+    return int(row[splits][members.index(rank)]) * size
 
 
 def _key(row: Row, members: dict[str, list[int]]) -> str:
+    """Return the ranks of a row's group as text, or its name if they are unknown."""
     return str(members.get(row["group"], row["group"]))
 
 
 def _row(
+    *,
     op: str,
     sender: int,
     receiver: int,
@@ -185,11 +176,19 @@ def _row(
     last_sent: Sequence[Row] = (),
     last_received: Sequence[Row] = (),
 ) -> tuple[Any, ...]:
-    """Return a row of `COLUMNS`; if the source is missing, take it from the pair's last message in that direction."""
-    sources = [
-        call["source"] if call else last[0]["source"] if last else ""
-        for call, last in ((sent, last_sent), (received, last_received))
-    ]
-    sizes = [call["message_bytes"] if call else None for call in (sent, received)]
-    group = (sent or received or {}).get("group", "")
-    return (op, sender, receiver, group, *sizes, *sources)
+    """Return a row of `COLUMNS`.
+
+    The source of a missing message is that of the pair's last message in that direction.
+    """
+    send_rows = [sent] if sent else list(last_sent)
+    recv_rows = [received] if received else list(last_received)
+    return (
+        op,
+        sender,
+        receiver,
+        (sent or received or {}).get("group", ""),
+        sent["message_bytes"] if sent else None,
+        received["message_bytes"] if received else None,
+        send_rows[0]["source"] if send_rows else "",
+        recv_rows[0]["source"] if recv_rows else "",
+    )

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 import dsexplore
 from dsexplore._internal.errors import TraceFileError
-from dsexplore._internal.trace.checked_tables import check_tables
+from dsexplore._internal.trace.checked_tables import checked_tables
 
 HUGE = 1 << 62
 MOST_MIB = 300
@@ -336,7 +336,7 @@ def test_no_value_of_a_file_leads_to_what_cannot_be(tmp_path: Path, name: str, v
             said.add(str(error))
             continue
         count += 1
-        check_tables(tables)
+        checked_tables(tables)
         assert tables.events.filter(pl.col("end") < pl.col("start")).is_empty()
         texts = (*tables.events.select(pl.col(pl.String)).rows(), *tables.groups.rows(), tables.info.notes)
         assert value is not None or "None" not in str([[cell for cell in row if cell is not None] for row in texts])

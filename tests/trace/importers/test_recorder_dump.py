@@ -12,7 +12,7 @@ import pytest
 
 from dsexplore._internal.analysis.hangs.explain import explain_hang
 from dsexplore._internal.errors import TraceFileError
-from dsexplore._internal.trace.importers.recorder_dump import dump_of, numbers, read_content
+from dsexplore._internal.trace.importers.recorder_dump import dump_of, parse_ranks, read_content
 from dsexplore._internal.trace.importers.recorder_entry import RecorderEntry
 from dsexplore._internal.trace.trace import load
 
@@ -142,7 +142,7 @@ def test_fields_of_other_versions() -> None:
     (one,) = entries(dump(entry(collective_seq_id=..., seq_id=3), pg_config={"0": [0, 1]}))
     assert one.sequence == 3
     assert dump_of(Path("r"), dump(entries=...), 0).entries == ()
-    assert numbers("[0, 1, 12]") == (0, 1, 12) == numbers([0, "1", 12])
+    assert parse_ranks("[0, 1, 12]") == (0, 1, 12) == parse_ranks([0, "1", 12])
 
 
 @pytest.mark.parametrize("written", ["NaN", "Infinity", "null"])

@@ -25,7 +25,7 @@ from dsexplore._internal.capture.collectives.observed_op import (
     is_plain,
     pass_kernels_by,
 )
-from dsexplore._internal.torch_internals.dispatch import CAN_PASS_KEYS_BY, leave_to_python
+from dsexplore._internal.torch_internals.dispatch import CAN_SKIP_KEYS, leave_to_python
 from dsexplore._internal.torch_internals.process_groups import (
     ALL_GATHER,
     ALL_GATHER_OPTIONS,
@@ -74,7 +74,7 @@ class GroupMethods:
         """Replace each method, unless something unknown has replaced it already."""
         global _observer
         _observer = observer
-        for name, observed in _functions.items() if CAN_PASS_KEYS_BY else ():
+        for name, observed in _functions.items() if CAN_SKIP_KEYS else ():
             now = vars(dist.ProcessGroup)[name]
             inner = unwrap(now, stop=partial(is_, observed))
             if not isinstance(inner, FunctionType):  # neither ours nor an unknown one

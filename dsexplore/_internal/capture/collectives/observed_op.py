@@ -20,7 +20,7 @@ from dsexplore._internal.capture.stack.frame_kinds import caller_of_op
 from dsexplore._internal.torch_internals.dispatch import (
     AFTER_BACKEND_SELECT,
     BACKEND_SELECT,
-    CAN_PASS_KEYS_BY,
+    CAN_SKIP_KEYS,
     CPU,
     META,
     DispatchKeySet,
@@ -145,7 +145,7 @@ def observed(
         if is_compiling() or (has_meta and current_tracing_context() is not None):
             return kernel(behind, *args, **kwargs)
         pending = begins(raw_op, entry, args, caller_of_op(0))
-        if calls_twin and CAN_PASS_KEYS_BY and has_cpu and pending is not None and not pending.needs_work:
+        if calls_twin and CAN_SKIP_KEYS and has_cpu and pending is not None and not pending.needs_work:
             result = pass_kernels_by(kernel, behind, *args, **kwargs)
             returned(pending, result)
             return result

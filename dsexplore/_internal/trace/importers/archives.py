@@ -1,4 +1,4 @@
-"""Archives of a job's files: unpacked into a temporary folder, within limits of what traces unpack to."""
+"""Unpack archives of a job's files into a temporary folder, with limits on their number and size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
     Only files are unpacked, under their names without ``..``; links and hidden files are omitted.
 
     Raises:
-        TraceFileError: it cannot be read, or unpacks to much more than any trace does.
+        TraceFileError: the archive cannot be read, or unpacks to much more than any trace does.
     """
     with tempfile.TemporaryDirectory(prefix="dsexplore-archive-") as scratch:
         folder = Path(scratch, archive.name)
@@ -36,6 +36,11 @@ def unpacked(archive: Path) -> Iterator[Path]:
 
 
 def _unpack(opened: tarfile.TarFile, folder: Path, most: int) -> None:
+    """Unpack up to `most` bytes into a folder.
+
+    Raises:
+        ValueError: there are more bytes or files.
+    """
     total = 0
     for count, member in enumerate(opened):
         total += max(member.size, 0)

@@ -1,12 +1,12 @@
-"""Coalesced calls in a flight-recorder dump: several collectives or messages that NCCL starts together.
+"""Join the entries of coalesced calls in a flight-recorder dump: collectives or messages that NCCL starts together.
 
-torch records each member when it is issued, without a state of its own, and after them one more entry, named
-``nccl:coalesced`` or ``nccl:ALLGATHER_coalesced``. That one has the state of the call and no sizes, and ``is_p2p`` is
-false in it even where the members are messages. Members and end share both sequence numbers. Which of the two a call of
-messages increments depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
+torch records each member when it is issued, without a state of its own. An end entry follows, named ``nccl:coalesced``
+or ``nccl:ALLGATHER_coalesced``. It has the state of the call and no sizes, and its ``is_p2p`` is false even if the
+members are messages. Members and end share both sequence numbers. Which of the two a call of messages increments
+depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
 
-A dump of active entries only omits the end of a completed call but keeps its members, which never end. Such a call
-differs from one in flight by the record that is missing after its members.
+A dump of only active entries omits the end of a completed call but keeps its members, which never end. Such a call is
+told from one in flight by the record number that is missing after its members.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ class _Call:
     """A coalesced call, or a single entry that may be one."""
 
     members: list[int]
-    """Positions among the entries."""
+    """Positions of the members among the entries."""
     end: int | None = None
+    """Position of the end entry; None if there is none."""
 
 
 def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mapping[str, int]) -> list[RecorderEntry]:
-    """Return the entries, giving members of a coalesced call its state and dropping the entry that ended it.
+    """Return the entries; members of a coalesced call have its state, and its end entry is removed.
 
     Args:
-        entries: of one dump, in the order of issue.
-        ended_messages: {group: number of the last message that ended}, where the dump counts them.
+        entries: Entries of one dump, in the order of issue.
+        ended_messages: {group: number of its last message that ended}, for groups whose messages the dump counts.
     """
     if not any(entry.is_p2p or _is_end(entry) for entry in entries) and not is_of_active(entries):
         return _completed_by_later(list(entries))
@@ -50,7 +51,7 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
             updated[at] = updated[at]._replace(state=end.state, started=end.started, ended=end.ended, batch=end.record)
         if call.members:
             del updated[call.end]
-        elif end.group in senders:  # its messages are lost: they are no collective of the group
+        elif end.group in senders:  # the members are lost, and this group's coalesced calls are of messages
             updated[call.end] = end._replace(is_p2p=True)
     for at in _skipped(entries, calls):
         updated[at] = updated[at]._replace(state="completed")
@@ -61,7 +62,7 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
 
 
 def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
-    """Return the coalesced calls; members precede the end entry, and entries of other groups may be interleaved."""
+    """Return the coalesced calls and single entries; members precede the end, with other groups' entries in between."""
     calls: list[_Call] = []
     open_calls: dict[tuple[str, tuple[int, int]], _Call] = {}
     for at, entry in enumerate(entries):
@@ -96,33 +97,30 @@ def _skipped(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[i
     if not is_of_active(entries):
         return []
     records = {entry.record for entry in entries}
-    of_several = {entries[call.members[0]].group for call in calls if _is_of_several(call, entries)}
-    return [
-        at
-        for call in calls
-        if call.end is None and (len(call.members) > 1 or _may_be_single_message(call, entries, of_several))
-        if entries[call.members[-1]].record + 1 not in records
-        for at in call.members
-    ]
+    groups_that_coalesce = {entries[call.members[0]].group for call in calls if _coalesces_messages(call, entries)}
+    skipped: list[int] = []
+    for call in calls:
+        if call.end is not None:
+            continue
+        first, last = entries[call.members[0]], entries[call.members[-1]]
+        # A single message may be a coalesced call too, if its group has coalesced calls of messages.
+        is_coalesced = len(call.members) > 1 or (first.is_p2p and first.group in groups_that_coalesce)
+        if is_coalesced and last.record + 1 not in records:
+            skipped += call.members
+    return skipped
 
 
-def _is_of_several(call: _Call, entries: Sequence[RecorderEntry]) -> bool:
-    """Return True if the call is known to be a coalesced call of messages."""
+def _coalesces_messages(call: _Call, entries: Sequence[RecorderEntry]) -> bool:
+    """Return True if the call is certainly a coalesced call of messages."""
     return bool(call.members) and entries[call.members[0]].is_p2p and (call.end is not None or len(call.members) > 1)
 
 
-def _may_be_single_message(call: _Call, entries: Sequence[RecorderEntry], of_several: set[str]) -> bool:
-    """Return True if a single message may be a coalesced call: its group has coalesced calls of messages."""
-    entry = entries[call.members[0]]
-    return entry.is_p2p and entry.group in of_several
-
-
 def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
-    """Return the entries, setting those whose end was lost to completed if a later one of their group completed.
+    """Return the entries; one whose end was lost is completed if a later entry of its group is.
 
     NCCL runs one group's collectives on one stream, in order; gloo has several threads and is skipped. A single message
-    between two ranks may have its own stream, so only messages of a call of several, which share their sequence
-    numbers, are changed.
+    between two ranks may have its own stream, so only messages of coalesced calls, which share their sequence numbers,
+    are changed.
     """
     last = {(entry.group, entry.is_p2p): i for i, entry in enumerate(entries) if entry.state == "completed"}
     overtaken = [
@@ -148,12 +146,13 @@ def _subtract_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
     """
     counted: dict[str, set[int]] = defaultdict(set)
     for entry in entries:
-        if entry.is_p2p and not entry.numbers[1] and entry.numbers[0]:
-            counted[entry.group].add(entry.numbers[0])
+        collective_number, message_number = entry.numbers
+        if entry.is_p2p and collective_number and not message_number:
+            counted[entry.group].add(collective_number)
     ordered = {group: sorted(numbers) for group, numbers in counted.items()}
-    return [
-        entry
-        if entry.is_p2p or entry.group not in ordered
-        else entry._replace(sequence=entry.sequence - bisect_left(ordered[entry.group], entry.sequence))
-        for entry in entries
-    ]
+    renumbered = []
+    for entry in entries:
+        if not entry.is_p2p and entry.group in ordered:
+            entry = entry._replace(sequence=entry.sequence - bisect_left(ordered[entry.group], entry.sequence))
+        renumbered.append(entry)
+    return renumbered

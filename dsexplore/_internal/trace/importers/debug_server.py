@@ -1,8 +1,8 @@
-"""A running job through torch's debug server: the flight recorder and the stack of each rank.
+"""Read the flight recorder and the stack of each rank of a running job, through torch's debug server.
 
 ``torch.distributed.debug.start_debug_server`` runs one server per rank, and on rank 0 web pages that query all of them.
-Outside the job only the address of the pages is known, so the pages are read: each has a heading per rank, followed by
-the answer of that rank.
+Outside the job only the address of the pages is known, so the pages are parsed: each has a heading per rank, followed
+by the answer of that rank.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ANSWER = re.compile(
     r"\s*(?=<h2>Rank|</section>)",
     re.DOTALL,
 )
-_WAIT = 90.0
-"""Timeout of a page in seconds; the server itself gives each rank 60."""
+_TIMEOUT = 90.0
+"""Timeout of a page in seconds; the server itself waits up to 60 s for each rank."""
 
 Get = Callable[[str], str]
 
@@ -52,40 +52,43 @@ def read_debug_server(address: str, get: Get | None = None) -> DebugServer:
     """Fetch the flight recorders and stacks of all ranks from torch's debug server.
 
     Args:
-        address: of its pages, ``http://HOST:25999``.
-        get: returns the text of a page; None for the network.
+        address: Address of its pages, ``http://HOST:25999``.
+        get: Function that returns the text of a page; None to read it from the network.
 
     Raises:
-        TraceFileError: nothing answers there, or no rank records its collectives.
+        TraceFileError: no page can be read, or no rank records its collectives.
     """
     fetch = get or _fetch
     base = address.rstrip("/")
-    pages = {page: _answers(fetch(f"{base}/{page}")) for page in _RECORDERS}
-    matches = {
-        page: [content for _, content in map(_recorded, answers.values()) if content] for page, answers in pages.items()
-    }
-    page = next((kind for kind in _RECORDERS if any(content.get("entries") for content in matches[kind])), None)
-    if page is None:
+    for page in _RECORDERS:
+        answers = {rank: _recorded(answer) for rank, answer in _answers(fetch(f"{base}/{page}")).items()}
+        if any(content and content.get("entries") for _, content in answers.values()):
+            break
+    else:
         raise TraceFileError(
             f"no rank of {address} records its collectives: start the job with TORCH_FR_BUFFER_SIZE=2000 (NCCL: "
             "TORCH_NCCL_TRACE_BUFFER_SIZE=2000)"
         )
     dumps, problems = [], []
-    for rank, answer in sorted(pages[page].items()):
-        problem, content = _recorded(answer)
+    for rank in sorted(answers):
+        problem, content = answers[rank]
         if content is None:
             problems.append(f"rank {rank} did not answer {base}/{page}: {problem}")
         else:
             dumps.append(dump_of(Path(f"rank {rank} of {base}"), content, rank))
-    stacks = {
-        rank: _main_thread(text) for rank, (status, text) in _answers(fetch(f"{base}/{_STACKS}")).items() if not status
-    }
+    pages_of_stacks = _answers(fetch(f"{base}/{_STACKS}"))
+    stacks = {rank: _main_thread(text) for rank, (status, text) in pages_of_stacks.items() if not status}
     return DebugServer(Dumps(tuple(dumps), tuple(problems)), stacks)
 
 
 def _fetch(url: str) -> str:
+    """Return the text of a page.
+
+    Raises:
+        TraceFileError: the server does not answer, or with an error.
+    """
     try:
-        with urlopen(url, timeout=_WAIT) as opened:  # the user's own address, http or https
+        with urlopen(url, timeout=_TIMEOUT) as opened:  # the user's own address, http or https
             text: str = opened.read().decode(errors="replace")
             return text
     except HTTPError as error:
@@ -104,7 +107,7 @@ def _answers(page: str) -> dict[int, tuple[str, str]]:
 
 
 def _recorded(answer: tuple[str, str]) -> tuple[str, dict[str, Any] | None]:
-    """Return ``("", content)`` for a flight recorder's content in a rank's answer, else ``(reason, None)``."""
+    """Return ``("", content)`` of a flight recorder from a rank's answer; ``(reason, None)`` if it has none."""
     status, text = answer
     if status:
         return f"status {status}, {text.strip().partition(chr(10))[0]}", None

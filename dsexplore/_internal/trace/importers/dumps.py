@@ -1,4 +1,4 @@
-"""Flight-recorder dumps of a job, from the files of a folder: each rank's, and what is to be said of the others."""
+"""Read the flight-recorder dumps of a job, and find the rank of each file."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ _PROCESS_AND_TIME = re.compile(r"(?<!\d)\d+\.\d{12,}$")
 _DIGITS = 10
 """Number of digits from which a text is not a rank."""
 
-Guess = dict[Path, int]
 
-
-def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
+def ranks_of_files(contents: Mapping[Path, Any]) -> dict[Path, int]:
     """Return {file: rank of the dump in it}: dumps need not contain it, and their files may have any name.
 
     A file's rank is, in this order: the dump's own ``rank``; the number after "rank" in its name; the number at the end
@@ -43,10 +41,10 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
     counts only if it gives every file a different rank; a rule whose ranks are in the dumps' groups takes precedence.
 
     Args:
-        contents: what each file holds, None for an empty one.
+        contents: {file: content of its dump}; None for an empty file.
 
     Raises:
-        TraceFileError: neither names nor contents say it, or all contents do and two say the same.
+        TraceFileError: no rule gives every file a different rank, or two dumps contain the same rank.
     """
     possible = {file: _possible(content) for file, content in contents.items()}
     stems = {file: _PROCESS_AND_TIME.sub("", _SUFFIX.sub("", file.name)) for file in contents}
@@ -65,11 +63,11 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
         numbered = {file: rank for file, rank in ranks.items() if rank is not None and rank < MOST_RANKS}
         if len(numbered) == len(contents) and len(set(numbered.values())) == len(numbered):
             assignments.append(numbered)
-    fitting = [
-        ranks for ranks in assignments if all(not possible[f] or rank in possible[f] for f, rank in ranks.items())
-    ]
+    for assignment in assignments:
+        if all(not possible[file] or rank in possible[file] for file, rank in assignment.items()):
+            return assignment
     if assignments:
-        return (fitting or assignments)[0]
+        return assignments[0]
     name = next(iter(contents)).name
     raise TraceFileError(
         f"the names of {len(contents)} dumps, {name} first, do not say which rank each is from: rename them so that "
@@ -78,7 +76,11 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
 
 
 def _check_written(contents: Mapping[Path, Any], names: Iterable[str]) -> None:
-    """Raise if two files contain the same rank, unless the names of all files contain "rank" and different numbers."""
+    """Raise if two dumps contain the same rank, unless the names of all files contain "rank" and different numbers.
+
+    Raises:
+        TraceFileError: two do; the message names their files.
+    """
     first: dict[int | None, Path] = {}
     named = [rank_in_name(name) for name in names]
     written = {file: _written(content) for file, content in contents.items()}
@@ -93,7 +95,7 @@ def _check_written(contents: Mapping[Path, Any], names: Iterable[str]) -> None:
 
 
 def rank_in_name(name: str) -> int | None:
-    """Return the number after "rank" in a file's name, else None."""
+    """Return the number after "rank" in a file's name; None if there is none."""
     return _number(_AFTER_RANK.search(name))
 
 
@@ -112,12 +114,13 @@ def _possible(content: Any) -> frozenset[int]:
         return frozenset()
     try:
         groups = [set(ranks) for _, ranks in groups_of(content).values() if ranks]
-    except (TypeError, ValueError):  # its reader says so, and the other files are read
+    except (TypeError, ValueError):  # `dump_of` raises the error, and the other files are read
         return frozenset()
     return frozenset(set.intersection(*groups)) if groups else frozenset()
 
 
 def _written(content: Any) -> int | None:
+    """Return the rank that a dump contains, as a number or as text; None if it has none."""
     rank = content.get("rank") if isinstance(content, Mapping) else None
     if isinstance(rank, str) and rank.isdecimal() and len(rank) < _DIGITS:
         rank = int(rank)
@@ -129,6 +132,7 @@ def _number(match: re.Match[str] | None) -> int | None:
 
 
 def _nth_number(stem: str, at: int) -> int | None:
+    """Return the number at a position below 0, counted from the end, in a file's name; None if it has fewer numbers."""
     numbers = re.findall(r"\d+", stem)
     return int(numbers[at]) if -at <= len(numbers) else None
 
@@ -138,9 +142,9 @@ class Dumps:
     """The dumps of one job."""
 
     dumps: tuple[RecorderDump, ...]
-    """Sorted by rank."""
+    """Dumps of all ranks, sorted by rank."""
     unreadable: tuple[str, ...] = ()
-    """Error of each file that is omitted."""
+    """Error of each omitted file."""
 
     @property
     def world_size(self) -> int:
@@ -149,10 +153,10 @@ class Dumps:
 
 
 def read_dumps(files: Sequence[Path]) -> Dumps:
-    """Read the dumps of one job; a file that cannot be read is omitted, and its error kept in `Dumps.unreadable`.
+    """Read the dumps of one job; a file that cannot be read is omitted, and its error is in `Dumps.unreadable`.
 
     Raises:
-        TraceFileError: none can be read, or the ranks of the dumps cannot be determined.
+        TraceFileError: no file can be read, or the ranks of the dumps cannot be determined.
     """
     contents: dict[Path, Any] = {}
     problems = []
@@ -180,7 +184,7 @@ def read_dumps(files: Sequence[Path]) -> Dumps:
 
 
 def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
-    """Return {file: rank}; empty files are omitted if they alone have no rank in their names."""
+    """Return {file: rank}; empty files are omitted if the ranks can be determined only without them."""
     try:
         return ranks_of_files(contents)
     except TraceFileError:
@@ -192,14 +196,13 @@ def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
 
 def tables_of_dumps(dumps: Dumps) -> Tables:
     """Merge all dumps into one trace; its notes name the files that are omitted."""
-    world_size, by_file = dumps.world_size, {dump.file: dump for dump in dumps.dumps}
+    by_file = {dump.file: dump for dump in dumps.dumps}
     problems = list(dumps.unreadable)
+    world_size = dumps.world_size
     parts = readable(by_file, lambda file: checked_tables(tables_of(by_file[file], world_size)), problems)
     merged = merge_as_they_come(parts, "reading flight-recorder dumps", len(dumps.dumps))
-    notes = [note for note in merged.info.notes if not _is_cut(dumps) or note not in unmatched.notes(merged)]
+    # The other end of an unmatched message may be among the first entries, if a dump lacks these.
+    lacks_first = any(not dump.entries or dump.entries[0].record > 0 for dump in dumps.dumps)
+    unproven = unmatched.notes(merged) if lacks_first else []
+    notes = [note for note in merged.info.notes if note not in unproven]
     return replace(merged, info=replace(merged.info, notes=(*notes, *problems)))
-
-
-def _is_cut(dumps: Dumps) -> bool:
-    """Return True if a dump lacks its first entries, among which a message's other end may have been."""
-    return any(not dump.entries or dump.entries[0].record > 0 for dump in dumps.dumps)

@@ -1,4 +1,7 @@
-"""Which events of a profile are about communication, by their category and name, and how each is read."""
+"""Decide by category and name which events of a profile are read, and how much of each.
+
+A profile has millions of events and few concern communication, so most of them are skipped without being parsed.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,37 @@ from dsexplore._internal.trace.importers.communication_kernels import is_communi
 Event = dict[str, Any]
 
 _RANGES = ("nn.Module: ", "autograd::engine::evaluate_function")
-"""Start of the names of the most frequent CPU ranges."""
+"""Start of the names of the most frequent CPU ranges: calls of modules, and autograd nodes."""
 _OP_CATEGORIES = ("cpu_op", "Operator")
 _NAMES = (
     *("record_param_comms", "c10d::", "gloo:", "nccl:"),
-    *("ProfilerStep#", "Optimizer."),  # whatever their category: old files have them among the ops
+    *("ProfilerStep#", "Optimizer."),
 )
+"""Start of the names of events that are read in any category: old files have steps among the ops."""
 _BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
+"""Matches the text of an event between ``"ph":`` and ``"pid"``, with category and name."""
 
 
 class EventKind(Enum):
-    """Way to read events of one category and name."""
+    """How events of one category and name are read."""
 
-    NOTHING = 0
+    SKIPPED = 0
+    """Not at all."""
     EVENT = 1
+    """Parsed as a whole."""
     RANGE = 2
+    """Parsed only on threads that issue collectives."""
     KERNEL = 3
-    """A collective if it is described as one, else a compute kernel."""
+    """Parsed as a whole if it is described as a collective; else only its device and time."""
     LAUNCH = 4
+    """Parsed only if it launched a kernel that communicates."""
 
 
 class EventKinds(dict[bytes, EventKind]):
-    """The kind of each event, by the text before its ``pid``, which is category and name as torch writes them.
+    """{text of an event between ``"ph":`` and ``"pid"``: its kind}; each distinct text is examined once.
 
-    Few of these texts differ, and each is examined once.
+    Attributes:
+        categories: Categories of all events that were looked up.
     """
 
     def __init__(self) -> None:
@@ -59,29 +69,26 @@ def _kind_of(category: str, name: str) -> EventKind:
         return EventKind.EVENT
     if is_kernel(category):
         return EventKind.KERNEL
-    return EventKind.LAUNCH if is_launch(category, name) else EventKind.NOTHING
+    return EventKind.LAUNCH if is_launch(category, name) else EventKind.SKIPPED
 
 
 def is_launch(category: str, name: str) -> bool:
-    """Return True if events of that category and name launch kernels: ``cudaLaunchKernelExC``, ``hipGraphLaunch``."""
+    """Return True if an event launches kernels: ``cudaLaunchKernelExC``, ``hipGraphLaunch``."""
     return category.lower().endswith(("runtime", "driver")) and "launch" in name.lower()
 
 
 def is_kept(category: str, name: str) -> bool:
-    """Return True if an event of that category and name is about communication, or is a range of the program."""
+    """Return True if an event is about communication, or is a range of the program."""
     if name.startswith((*_NAMES, *_RANGES)) or category.endswith("user_annotation"):
         return True
     return (is_kernel(category) and is_communication(name)) or (category in _OP_CATEGORIES and is_library_op(name))
 
 
 def is_library_op(name: str) -> bool:
-    """Return True if an op on the CPU communicates, or stands for the kernels of a library that do.
-
-    Such are ``c10d::allreduce_``, ``symm_mem::multimem_all_reduce_`` and ``vllm::all_reduce``.
-    """
+    """Return True if an op on the CPU communicates, or launches a kernel that does: ``vllm::all_reduce``."""
     return name.startswith("c10d::") or ("::" in name and not name.startswith(_RANGES) and is_communication(name))
 
 
 def is_kernel(category: str) -> bool:
-    """Return True if events of that category ran on a GPU."""
+    """Return True if events of that category are kernels on a GPU."""
     return category.lower() == "kernel"

@@ -1,4 +1,4 @@
-"""Which ranges of a profiler trace were running on a thread at a moment."""
+"""Find the ranges of a profiler trace that were running on a thread at some moment."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EventRanges:
     """Events by thread, to find those around or inside another one.
 
     Args:
-        events: of a trace; those of one thread may be nested, and may overlap.
+        events: Events of a trace; those of one thread may be nested and may overlap.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -57,7 +57,8 @@ class EventRanges:
         """Return the events of the same thread that began while `event` was running, in order of time."""
         events = self._events.get(thread_of(event), [])
         at = bisect_left(events, begin_of(event), key=begin_of)
-        end, inner = end_of(event), []
+        end = end_of(event)
+        inner = []
         while at < len(events) and begin_of(events[at]) <= end:
             inner.append(events[at])
             at += 1
@@ -66,7 +67,8 @@ class EventRanges:
 
 def _running_at(events: Sequence[Event], moments: Sequence[float]) -> Iterable[tuple[Event, ...]]:
     """Yield for each moment, in order of time, the events that were running."""
-    running, following = list[Event](), 0
+    running: list[Event] = []
+    following = 0
     for at in moments:
         while following < len(events) and begin_of(events[following]) <= at:
             running = [event for event in running if end_of(event) >= begin_of(events[following])]

@@ -1,8 +1,9 @@
-"""Execution traces of torch (``ExecutionTraceObserver``, Chakra's form of a host): what was called, without times.
+"""Read execution traces of torch (``ExecutionTraceObserver``), from which Chakra's are made: ops without times.
 
-A file is JSON with ``nodes``, each an op or a named range with its number, that of the one around it (``ctrl_deps``),
-the shapes and types of its inputs and attributes. They are read as a profiler trace whose clock counts nodes, so that
-its description of a collective is used here; the times are unknown.
+A file is JSON with ``nodes``. Each is an op or a named range with its number, the number of the node around it
+(``ctrl_deps``), shapes and types of its inputs, and attributes. They are converted into events of a profiler trace,
+with the node's number as time, so that the code for profiler traces reads the collectives; the times are removed in the
+end.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def read_execution_trace(file: Path) -> ProfilerFile:
     """Read one rank's trace.
 
     Raises:
-        TraceFileError: it is truncated, damaged or no execution trace.
+        TraceFileError: the file is truncated, damaged or not an execution trace.
     """
     try:
         content = json.loads(content_of(file), strict=False)
@@ -55,15 +56,18 @@ def read_execution_trace(file: Path) -> ProfilerFile:
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     ends = _ends(nodes)
-    kept = (node for node in nodes if is_kept(_category(node), str(node.get("name", ""))))
-    events = [_event(node, ends) for node in kept if not str(node.get("name", "")).startswith(_ROOTS)]
+    events = [
+        _event(node, ends)
+        for node in nodes
+        if is_kept(_category(node), node["name"]) and not node["name"].startswith(_ROOTS)
+    ]
     groups = next((node for node in nodes if node.get("name") == _GROUPS), None)
     listed = {"pg_config": _listed_groups(groups)} if groups else {}
-    return ProfilerFile(file, tuple(events), listed, base=0, has_times=False)
+    return ProfilerFile(file, events=tuple(events), distributed=listed, base=0, has_times=False)
 
 
 def without_times(tables: Tables, trace: ProfilerFile) -> Tables:
-    """Return the tables of an execution trace without the times that its events were given."""
+    """Return the tables of an execution trace without the times, which are numbers of nodes, and with a note on it."""
     unknown = pl.lit(None, pl.Int64())
     return replace(
         tables,
@@ -73,7 +77,7 @@ def without_times(tables: Tables, trace: ProfilerFile) -> Tables:
 
 
 def _ends(nodes: Sequence[Mapping[str, Any]]) -> dict[int, int]:
-    """Return {number of a node: number of the last one in it}; a node begins before those in it."""
+    """Return {number of a node: number of the last node inside it, or its own}; inner nodes have higher numbers."""
     ends: dict[int, int] = {node["id"]: node["id"] for node in nodes}
     for node in sorted(nodes, key=lambda node: -node["id"]):
         parent = node.get("ctrl_deps")
@@ -83,10 +87,12 @@ def _ends(nodes: Sequence[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def _category(node: Mapping[str, Any]) -> str:
-    return "cpu_op" if "::" in str(node.get("name")) or node.get("name") == DESCRIPTION else "user_annotation"
+    """Return the category that the profiler gives to events of the node's name."""
+    return "cpu_op" if "::" in node["name"] or node["name"] == DESCRIPTION else "user_annotation"
 
 
 def _event(node: Mapping[str, Any], ends: Mapping[int, int]) -> Event:
+    """Return a node as an event of a profiler trace, with its number as time."""
     attributes = {
         attribute["name"]: attribute.get("value")
         for attribute in node.get("attrs") or ()
@@ -94,33 +100,32 @@ def _event(node: Mapping[str, Any], ends: Mapping[int, int]) -> Event:
     }
     number = int(node["id"])
     arguments = {name: attributes[key] for key, name in _ARGUMENTS.items() if key in attributes}
-    inputs = node.get("inputs") if isinstance(node.get("inputs"), dict) else {}
+    inputs = node["inputs"] if isinstance(node.get("inputs"), dict) else {}
     return {
         "ph": "X",
         "cat": _category(node),
-        "name": str(node.get("name", "")),
+        "name": node["name"],
         "pid": 0,
         "tid": str(attributes.get("tid", 0)),
         "ts": number,
-        "dur": ends[number] - number + 0.5,  # it ends behind the last node in it, before the next one begins
-        "args": {**_tensors(inputs or {}), **_name_before_torch_2_5(node, inputs or {}), **arguments},
+        "dur": ends[number] - number + 0.5,  # it ends after the last node inside it, and before the next one begins
+        "args": {**_tensors(inputs), **_name_before_torch_2_5(node, inputs), **arguments},
     }
 
 
 def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return shapes and types of the inputs as the profiler writes them."""
-    shapes, types = inputs.get("shapes") or (), inputs.get("types") or ()
-    dims, kinds = [], []
-    for shape, kind in zip(shapes, types, strict=False):
-        if "Tensor(" not in str(kind):
+    """Return shapes and types of the input tensors as the profiler writes them; empty without tensors."""
+    dims, dtypes = [], []
+    for shape, kind in zip(inputs.get("shapes") or (), map(str, inputs.get("types") or ()), strict=False):
+        if "Tensor(" not in kind:
             continue
-        dims.append(shape[0] if str(kind).startswith("GenericList[GenericList") and shape else shape)
-        kinds.append(str(kind).rpartition("Tensor(")[2].partition(")")[0])
-    return {"Input Dims": dims, "Input type": kinds} if dims else {}
+        dims.append(shape[0] if kind.startswith("GenericList[GenericList") and shape else shape)
+        dtypes.append(kind.rpartition("Tensor(")[2].partition(")")[0])
+    return {"Input Dims": dims, "Input type": dtypes} if dims else {}
 
 
 def _name_before_torch_2_5(node: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the collective's name, which files of torch before 2.5 have among the inputs of its description."""
+    """Return the name of the collective as an argument; files of torch before 2.5 have it among the node's inputs."""
     if node.get("name") != DESCRIPTION:
         return {}
     pairs = zip(inputs.get("values") or (), inputs.get("types") or (), strict=False)

@@ -1,4 +1,4 @@
-"""The kinds of files that are not read, by name, with what to do instead."""
+"""Recognize kinds of files that cannot be read, to tell the user what a file is and what to do instead."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOOKED_AT = 1 << 18
+"""Bytes at the beginning of a file that decide on its kind."""
 _BY_SUFFIX = (
     ((".nsys-rep", ".qdrep"), "a report of Nsight Systems: profile the job with torch.profiler"),
     ((".ncu-rep",), "a report of Nsight Compute, which has kernels of one GPU: profile the job with torch.profiler"),
@@ -43,15 +44,15 @@ _PICKLE_KEYS = (
 
 
 def is_tar(begin: bytes) -> bool:
-    """Return True if a file that begins so is a tar archive."""
+    """Return True if `begin` is the beginning of a tar archive."""
     return begin[257:262] == b"ustar"
 
 
 def unpacked_beginning(file: Path) -> bytes:
-    """Return the beginning of a file's content, decompressed if it is gzipped, also if it is cut off.
+    """Return the beginning of a file's content, decompressed if it is gzipped; the file may be cut off.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with file.open("rb") as opened:
         begin = opened.read(_LOOKED_AT)
@@ -66,27 +67,29 @@ def kind_not_read(file: Path) -> str:
     """Return the kind of an unsupported file, and the remedy: ``a Perfetto protobuf: export it as JSON``.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     name = file.name.removesuffix(".gz")
-    by_suffix = next((kind for suffixes, kind in _BY_SUFFIX if name.endswith(suffixes)), "")
     begin = unpacked_beginning(file)
-    if by_suffix or not begin.strip():
-        return by_suffix or "empty: copy or record it again"
-    if known_kind := next((kind for mark, kind in _BY_BEGINNING if begin.startswith(mark)), ""):
-        return known_kind
+    if by_suffix := next((kind for suffixes, kind in _BY_SUFFIX if name.endswith(suffixes)), ""):
+        return by_suffix
+    if not begin.strip():
+        return "empty: copy or record it again"
+    if by_beginning := next((kind for mark, kind in _BY_BEGINNING if begin.startswith(mark)), ""):
+        return by_beginning
     if is_tar(begin):
         return "a tar archive: give the file itself, not its folder"
     if begin[:1] in b"{[":
-        named = next((kind for key, kind in _JSON_KEYS if key in begin), "")
-        return named or "JSON of none of the kinds that are read"
+        return next((kind for key, kind in _JSON_KEYS if key in begin), "JSON of none of the kinds that are read")
     if begin[:1] == b"\x80":
         return next((kind for key, kind in _PICKLE_KEYS if key in begin), "a pickle without entries and pg_config")
-    return _kind_of_protobuf(begin) or ("text" if _is_text(begin) else "of a kind that is not known")
+    if by_messages := _kind_of_protobuf(begin):
+        return by_messages
+    return "text" if _is_text(begin) else "of a kind that is not known"
 
 
 def _kind_of_protobuf(begin: bytes) -> str:
-    """Return the kind of a protobuf; empty if it is none that is known."""
+    """Return the kind of a protobuf, which may be a Chakra or a Perfetto trace; empty if it is neither."""
     if re.match(rb"[\x03-\x7f]\x0a[\x01-\x20][0-9.]+|..?\x12.\x0a\x06schema", begin, re.DOTALL):
         return "a Chakra trace in protobuf: convert it with chakra_jsonizer, or give the execution trace of torch"
     at = messages = 0
@@ -94,12 +97,13 @@ def _kind_of_protobuf(begin: bytes) -> str:
         length, after = _varint(begin, at + 1)
         if begin[at] != 0x0A or length is None:
             return ""
-        at, messages = after + length, messages + 1
+        at = after + length
+        messages += 1
     return "a Perfetto protobuf: export it as JSON (trace_processor's traceconv json)" if messages else ""
 
 
 def _varint(data: bytes, at: int) -> tuple[int | None, int]:
-    """Return the variable-length number at a place, None if there is none, and the place after it."""
+    """Return the variable-length integer at position `at`, None if there is none, and the position after it."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(data):

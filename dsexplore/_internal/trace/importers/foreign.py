@@ -1,4 +1,4 @@
-"""Traces from files of other tools; the tool is recognized by the beginning of a file, not by its name."""
+"""Read files of other tools as traces; the tool is recognized by the beginning of a file, not by its name."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from dsexplore._internal.user_warnings import warn
 
 
 def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tables, list[str]]:
-    """Read several ranks' files as one trace on one clock; also return an error for each file that is omitted.
+    """Read profiler and execution traces of several ranks as one trace; also return an error for each omitted file.
 
     Args:
-        files: of one job.
-        is_whole: True if more files of the job were given, so that missing ranks are noted even if one can be read.
+        files: Files of one job.
+        is_whole: True if more files of the job were given, so that missing ranks are noted even if only one can be
+            read.
 
     Raises:
-        TraceFileError: none can be read, or the ranks of the files cannot be determined.
+        TraceFileError: no file can be read, or the ranks of the files cannot be determined.
     """
     problems: list[str] = []
     with no_collection(), track("reading profiler traces", len(files), "files") as work:
@@ -49,15 +50,16 @@ def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tab
         for trace, size in readable(files, _read, problems):
             traces[trace.file], sizes[trace.file] = trace, size
             work.advance()
-    ranks, guessed = _ranks(traces)
+    ranks, notes_on_guesses = _ranks(traces)
     world_size = max(max(sizes.values()), max(ranks.values()) + 1)
     parts = list(readable(traces, lambda file: _tables(traces[file], ranks[file], world_size), problems))
     tables = merge_tables(parts, is_whole=is_whole or len(parts) < len(traces))
-    notes = (*tables.info.notes, *guessed, *late_records(tables))
+    notes = (*tables.info.notes, *notes_on_guesses, *late_records(tables))
     return replace(tables, info=replace(tables.info, notes=notes)), problems
 
 
 def _read(file: Path) -> tuple[ProfilerFile, int]:
+    """Read a profiler trace or an execution trace; also return the number of ranks that it names."""
     is_profile = kind_of_file(file) == "profiler"
     trace = read_profiler_file(file) if is_profile else read_execution_trace(file)
     return trace, world_size_of_profile(trace)
@@ -74,32 +76,29 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]
     For a single file only a number after "rank" counts. Files without any rank, such as those that torch's handler for
     TensorBoard names after process and time, are numbered in the order of their names.
     """
-    said = {file: {"rank": trace.distributed.get("rank")} for file, trace in traces.items()}
+    stated = {file: trace.distributed.get("rank") for file, trace in traces.items()}
     if len(traces) == 1:
-        file, trace = next(iter(traces.items()))
-        said_ranks = trace.distributed.get("rank"), rank_in_name(file.name)
-        number = next((rank for rank in said_ranks if isinstance(rank, int) and 0 <= rank < MOST_RANKS), None)
-        notes = [] if number is not None else [f"{file.name} does not say its rank: it is taken for rank 0"]
-        return {file: number or 0}, notes
-    if all(traced["rank"] is None for traced in said.values()) and not is_named_by_rank(traces):
+        file = next(iter(traces))
+        for rank in (stated[file], rank_in_name(file.name)):
+            if isinstance(rank, int) and 0 <= rank < MOST_RANKS:
+                return {file: rank}, []
+        return {file: 0}, [f"{file.name} does not say its rank: it is taken for rank 0"]
+    if all(rank is None for rank in stated.values()) and not is_named_by_rank(traces):
         note = "the files do not say their ranks: they are numbered in the order of their names"
         return {file: rank for rank, file in enumerate(sorted(traces))}, [note]
-    return ranks_of_files(said), []
+    return ranks_of_files({file: {"rank": rank} for file, rank in stated.items()}), []
 
 
 Kind = Literal["", "empty", "data", "recorder", "profiler", "execution", "inspector", "archive"]
 """``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``execution``: an
 execution trace of torch; ``inspector``: a log of NCCL Inspector; ``archive``: a tar file; ``data``: JSON or a pickle of
-none of these, judged by its beginning; ``""``: anything else."""
+another kind, judged by its beginning; ``""``: anything else."""
 
-_OF_TOOLS = ("recorder", "profiler", "execution", "inspector")
-_OF_TIMES = ("profiler", "execution", "inspector")
+_PROFILES = ("profiler", "execution", "inspector")
+_OF_TOOLS = ("recorder", *_PROFILES)
 
-_OF_PROFILER = (
-    b'"traceEvents"',
-    b'"ph"',
-    b'"distributedInfo"',
-)  # a list of thousands of groups may be all that is looked at
+_PROFILER_KEYS = (b'"traceEvents"', b'"ph"', b'"distributedInfo"')
+"""Keys near the beginning of a profiler trace; a list of thousands of groups may come before its events."""
 
 _LEFT_OUT = {
     "empty": "is empty: copy or record it again",
@@ -109,7 +108,7 @@ _LEFT_OUT = {
 
 
 def kind_of_file(file: Path) -> Kind:
-    """Return the tool that wrote a file, recognized by the beginning of its content; of a pipe, which has none, ""."""
+    """Return the kind of a file, recognized by the beginning of its content; ``""`` for a pipe, which is not read."""
     try:
         begin = unpacked_beginning(file) if file.is_file() else None
     except OSError:
@@ -123,7 +122,7 @@ def kind_of_file(file: Path) -> Kind:
         return "empty"
     if text[:1] not in (b"\x80", b"{", b"["):
         return ""
-    if any(key in text for key in _OF_PROFILER):
+    if any(key in text for key in _PROFILER_KEYS):
         return "profiler"
     if b'"coll_perf"' in text or b'"p2p_perf"' in text:
         return "inspector"
@@ -133,17 +132,17 @@ def kind_of_file(file: Path) -> Kind:
 
 
 def foreign_files(source: Path) -> list[Path]:
-    """Return the files of other tools at a path: itself, those directly in a directory, or else those below it.
+    """Return the files of other tools at a path: the path itself, files in a directory, or else files below it.
 
-    Besides dumps, files that should be dumps but are not are included, so that they are reported: data of another kind,
-    and any file whose name differs from a dump's only in its numbers.
+    In a folder of dumps, files that look like damaged dumps are included, so that they are reported: data of another
+    kind, and any file whose name differs from a dump's only in its numbers.
     """
     if not source.is_dir():
         return [source] if kind_of_file(source) in _OF_TOOLS else []
     for entries in (source.iterdir(), source.rglob("*")):
         files = sorted(file for file in entries if file.is_file() and not file.name.startswith("."))
         kinds = {file: kind_of_file(file) for file in files}
-        if any(kind in _OF_TIMES for kind in kinds.values()):
+        if any(kind in _PROFILES for kind in kinds.values()):
             return [file for file, kind in kinds.items() if kind in (*_OF_TOOLS, "empty")]
         if "recorder" in kinds.values():
             names = {_mask_numbers(file) for file, kind in kinds.items() if kind == "recorder"}
@@ -156,6 +155,7 @@ def _mask_numbers(file: Path) -> str:
 
 
 def _load_logs(files: Sequence[Path], *, is_whole: bool) -> tuple[Tables, list[str]]:
+    """Read logs of NCCL Inspector as one trace; also return an error for each omitted file, see `load_profiles`."""
     problems: list[str] = []
     with no_collection(), track("reading logs of NCCL Inspector", len(files), "files") as work:
         logs: list[InspectorLog] = []
@@ -170,7 +170,7 @@ def load_foreign(files: Sequence[Path]) -> Tables:
     """Read the files of one job as one trace, with a warning for each file that is omitted.
 
     Raises:
-        TraceFileError: none can be read.
+        TraceFileError: no file can be read.
     """
     kinds = {file: kind_of_file(file) for file in files}
     logs = [file for file, kind in kinds.items() if kind == "inspector"]
@@ -185,10 +185,7 @@ def load_foreign(files: Sequence[Path]) -> Tables:
         for problem in dumps.unreadable:
             warn(problem)
         return tables_of_dumps(dumps)
-    problems = [
-        *problems,
-        *(f"{file} {_LEFT_OUT[kind]}" for file, kind in kinds.items() if kind in ("empty", "recorder")),
-    ]
+    problems += [f"{file} {_LEFT_OUT[kind]}" for file, kind in kinds.items() if kind in ("empty", "recorder")]
     for problem in problems:
         warn(problem)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))

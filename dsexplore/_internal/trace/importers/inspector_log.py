@@ -1,14 +1,14 @@
-"""Logs of NCCL Inspector: one JSON object per line and collective, as NCCL's profiler plugin of that name writes them.
+"""Read logs of NCCL Inspector, a profiler plugin of NCCL that writes one JSON object per line and collective.
 
 | key | value |
 |---|---|
 | ``header`` | ``id`` and ``comm_name`` of the communicator, ``rank`` in it, ``n_ranks``, ``nnodes`` |
 | ``metadata`` | ``hostname``, ``pid``, ``dump_timestamp_us`` (when the line was written) |
 | ``coll_perf`` | ``coll`` (``AllReduce``), ``coll_sn`` (its number in the communicator), ``coll_msg_size_bytes`` \
-(of one rank's part where NCCL's call counts that), ``coll_exec_time_us``; in verbose logs the times of its kernels |
-| ``p2p_perf`` | the same of a send or recv, with ``p2p_peer`` |
+(one rank's part if NCCL's function takes its count), ``coll_exec_time_us``; in verbose logs the times of its kernels |
+| ``p2p_perf`` | the same for a send or recv, with ``p2p_peer`` |
 
-A process writes one file. Its rank is that in the largest communicator, which is taken to be of all ranks.
+A process writes one file. Its rank is that in the largest communicator, which is assumed to have all ranks.
 """
 
 from __future__ import annotations
@@ -28,55 +28,59 @@ from dsexplore._internal.trace.collectives import wire_bytes_if_known
 from dsexplore._internal.trace.importers.op_names import plain_op
 from dsexplore._internal.trace.importers.packed import blocks_of
 from dsexplore._internal.trace.importers.profiler_messages import whole_of
-from dsexplore._internal.trace.limits import MOST_TIME, checked_number, checked_ranks
+from dsexplore._internal.trace.limits import MOST_NUMBER, checked_number, checked_ranks
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 from dsexplore._internal.units import format_count, format_seconds
 
 _LONGEST_LINE = 1 << 20
 _MOST_BYTES = 1 << 50
 _LONGEST = 1e9
-"""Seconds of a collective; a longer time, or none, is damage."""
+"""Longest time of a collective in seconds; a longer or negative one is damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class InspectorCall:
-    """One line of a log."""
+    """A collective, from one line of a log."""
 
     communicator: str
+    """Id of the communicator."""
     name: str
     """Name of the communicator; empty if it has none."""
     place: int
-    """Place of this rank in the communicator."""
+    """This rank's place in the communicator."""
     size: int
     """Number of ranks in the communicator."""
     op: str
     raw_op: str
     number: int | None
-    """Among the collectives of the communicator; None for send and recv."""
+    """Number among the collectives of the communicator; None for send and recv."""
     peer: int | None
-    """Place of the other rank of a send or recv."""
+    """Place of the other rank of a send or recv in the communicator; None for a collective."""
     message_bytes: int | None
+    """Bytes of the whole message; None if unknown."""
     start: int | None
-    """Nanoseconds since the epoch, as is the next; None unless the log is verbose."""
+    """Start in nanoseconds since the epoch; None unless the log is verbose."""
     end: int | None
+    """End in nanoseconds since the epoch; None unless the log is verbose."""
     seconds: float
+    """Duration in seconds."""
 
 
 @dataclass(frozen=True)
 class InspectorLog:
-    """One file."""
+    """The content of one file."""
 
     file: Path
     calls: tuple[InspectorCall, ...]
     damaged: int
-    """Number of lines that are no line of a log, such as one that was cut off."""
+    """Number of lines that cannot be read, such as one that was cut off."""
 
 
 def read_inspector_log(file: Path) -> InspectorLog:
     """Read a log.
 
     Raises:
-        TraceFileError: it cannot be read, or most of its lines are none of a log.
+        TraceFileError: the file cannot be read, or most of its lines.
     """
     calls, damaged = [], 0
     try:
@@ -95,28 +99,41 @@ def read_inspector_log(file: Path) -> InspectorLog:
 
 
 def _lines(file: Path) -> Iterator[bytes]:
-    rest = b""
+    """Yield the lines that are not blank.
+
+    Raises:
+        OSError, EOFError, ValueError: the file cannot be read, or a line is too long.
+    """
+    remainder = b""
     for block in blocks_of(file):
-        *whole, rest = (rest + block).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
+        *lines, remainder = (remainder + block).split(b"\n")
+        if len(remainder) > _LONGEST_LINE:
             raise ValueError(f"a line is longer than {_LONGEST_LINE:,} bytes")
-        yield from (line for line in whole if line.strip())
-    if rest.strip():
-        yield rest
+        yield from (line for line in lines if line.strip())
+    if remainder.strip():
+        yield remainder
 
 
 def _call(line: Mapping[str, Any]) -> InspectorCall:
-    header, kind = line["header"], "coll" if "coll_perf" in line else "p2p"
+    """Return the collective of a line.
+
+    Raises:
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: the line is damaged.
+    """
+    header = line["header"]
+    is_collective = "coll_perf" in line
+    kind = "coll" if is_collective else "p2p"
     perf = line[f"{kind}_perf"]
     raw_op, size, place = perf[kind], int(header["n_ranks"]), int(header["rank"])
     checked_ranks((place, size - 1))
-    took = float(perf[f"{kind}_exec_time_us"]) / 1e6
-    if not isinstance(raw_op, str) or header["id"] is None or not 0 <= took < _LONGEST:
+    seconds = float(perf[f"{kind}_exec_time_us"]) / 1e6
+    if not isinstance(raw_op, str) or header["id"] is None or not 0 <= seconds < _LONGEST:
         raise ValueError(raw_op)
-    op, said = plain_op(raw_op), int(perf[f"{kind}_msg_size_bytes"])
-    message = said if 0 <= said <= _MOST_BYTES else None
-    kernels = (perf.get("event_trace_ts") or {}).get("kernel_events") or ()
-    start, end = _span(kernels)
+    op = plain_op(raw_op)
+    message: int | None = int(perf[f"{kind}_msg_size_bytes"])
+    if message is not None and not 0 <= message <= _MOST_BYTES:
+        message = None
+    start, end = _span((perf.get("event_trace_ts") or {}).get("kernel_events") or ())
     name = str(header.get("comm_name") or "unknown")
     return InspectorCall(
         communicator=str(header["id"]),
@@ -125,12 +142,12 @@ def _call(line: Mapping[str, Any]) -> InspectorCall:
         size=size,
         op=op,
         raw_op=raw_op,
-        number=_count(perf["coll_sn"]) if kind == "coll" else None,
-        peer=int(perf["p2p_peer"]) if kind == "p2p" and "p2p_peer" in perf else None,
+        number=_count(perf["coll_sn"]) if is_collective else None,
+        peer=int(perf["p2p_peer"]) if not is_collective and "p2p_peer" in perf else None,
         message_bytes=whole_of(op, message, size) if message else message,
         start=start,
         end=end,
-        seconds=took,
+        seconds=seconds,
     )
 
 
@@ -138,7 +155,7 @@ def _count(value: Any) -> int:
     """Return a number among the collectives of a communicator.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: the value is not such a number.
     """
     number = checked_number(int(value))
     if number < 0:
@@ -147,9 +164,9 @@ def _count(value: Any) -> int:
 
 
 def _span(kernels: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
-    """Return start of the first and end of the last kernel of a collective; None if those of a kernel are unknown."""
+    """Return start of the first and end of the last kernel in ns; both None if the times of a kernel are unknown."""
     times = [(int(kernel.get("kernel_start_ts") or 0), int(kernel.get("kernel_stop_ts") or 0)) for kernel in kernels]
-    if not times or not all(0 < start <= stop <= MOST_TIME // 1_000 for start, stop in times):
+    if not times or not all(0 < start <= stop <= MOST_NUMBER // 1_000 for start, stop in times):
         return None, None
     return min(start for start, _ in times) * 1_000, max(stop for _, stop in times) * 1_000
 
@@ -160,68 +177,93 @@ def tables_of_inspector(logs: Sequence[InspectorLog]) -> list[Tables]:
     Raises:
         TraceFileError: two files are of the same rank.
     """
-    world = max(call.size for log in logs for call in log.calls)
-    ranks = {log.file: _rank(log, world) for log in logs}
+    world_size = max(call.size for log in logs for call in log.calls)
+    ranks = {log.file: _rank(log, world_size) for log in logs}
     first: dict[int, Path] = {}
     for file, rank in ranks.items():
         if rank is not None and first.setdefault(rank, file) is not file:
             raise TraceFileError(f"{first[rank].name} and {file.name} are both of rank {rank}: give one job's files")
     notes: list[str] = []
     members: dict[str, dict[int, int]] = defaultdict(dict)
-    placed: list[tuple[int, InspectorCall]] = []
-    for log in logs:
-        calls = [(call.place if call.size == world else ranks[log.file], call) for call in log.calls]
-        kept = [(rank, call) for rank, call in calls if rank is not None]
-        for rank, call in kept:
-            members[call.communicator][call.place] = rank
-        placed += kept
-        notes += _notes(log, len(calls) - len(kept))
+    """{communicator: {place in it: rank}}."""
     by_rank: dict[int, list[InspectorCall]] = defaultdict(list)
-    for rank, call in placed:
-        by_rank[rank].append(call)
-    parts = [_tables(rank, by_rank[rank], members, world) for rank in sorted(by_rank)]
+    for log in logs:
+        skipped = 0
+        for call in log.calls:
+            rank = call.place if call.size == world_size else ranks[log.file]
+            if rank is None:
+                skipped += 1
+                continue
+            members[call.communicator][call.place] = rank
+            by_rank[rank].append(call)
+        notes += _notes(log, skipped)
+    parts = [_tables(rank, by_rank[rank], members, world_size) for rank in sorted(by_rank)]
     parts[0] = replace(parts[0], info=replace(parts[0].info, notes=tuple(notes)))
     return parts
 
 
-def _tables(rank: int, calls: Sequence[InspectorCall], members: Mapping[str, Mapping[int, int]], world: int) -> Tables:
-    rows = [_row(rank, place, call, _ranks_of(call, members, world)) for place, call in enumerate(calls)]
+def _tables(
+    rank: int, calls: Sequence[InspectorCall], members: Mapping[str, Mapping[int, int]], world_size: int
+) -> Tables:
+    """Build the tables of one rank.
+
+    Args:
+        rank: The rank.
+        calls: Collectives of the rank.
+        members: {communicator: {place in it: rank}} of all ranks.
+        world_size: Number of ranks of the job.
+    """
+    rows = [
+        {**_row(call, _ranks_of(call, members, world_size)), "rank": rank, "seq": seq} for seq, call in enumerate(calls)
+    ]
     groups = [
-        (name, last.name, "", list(_ranks_of(last, members, world)), last.size, "nccl", "cuda")
-        for name, last in {call.communicator: call for call in calls}.items()
+        (communicator, last.name, "", list(_ranks_of(last, members, world_size)), last.size, "nccl", "cuda")
+        for communicator, last in {call.communicator: call for call in calls}.items()
     ]
     return Tables(
-        events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row"),
+        events=schema.events_of(rows),
         groups=pl.DataFrame(groups, schema=schema.GROUPS, orient="row"),
-        info=TraceInfo(world_size=world, ranks=(rank,)),
+        info=TraceInfo(world_size=world_size, ranks=(rank,)),
     )
 
 
-def _rank(log: InspectorLog, world: int) -> int | None:
-    """Return the rank of a process; None if its file has none, or several, as of a process with several GPUs."""
-    places = {call.place for call in log.calls if call.size == world}
+def _rank(log: InspectorLog, world_size: int) -> int | None:
+    """Return the rank of a process; None if its file tells none, or several because the process has several GPUs."""
+    places = {call.place for call in log.calls if call.size == world_size}
     return places.pop() if len(places) == 1 else None
 
 
-def _ranks_of(call: InspectorCall, members: Mapping[str, Mapping[int, int]], world: int) -> tuple[int, ...]:
-    """Return the ranks of a communicator in its order; empty if the files of some are missing."""
-    if call.size == world:
-        return tuple(range(world))
+def _ranks_of(call: InspectorCall, members: Mapping[str, Mapping[int, int]], world_size: int) -> tuple[int, ...]:
+    """Return the ranks of a call's communicator in its order; empty if the files of some are missing."""
+    if call.size == world_size:
+        return tuple(range(world_size))
     ranks = members[call.communicator]
     return tuple(ranks[place] for place in range(call.size)) if len(ranks) == call.size else ()
 
 
-def _row(rank: int, position: int, call: InspectorCall, ranks: Sequence[int]) -> tuple[Any, ...]:
-    peer = ranks[call.peer] if call.peer is not None and 0 <= call.peer < len(ranks) else None
-    return (
-        *(rank, 0, position, call.op, call.raw_op, "other", "", "", call.name, call.communicator, call.size),
-        *(call.message_bytes, wire_bytes_if_known(call.op, call.message_bytes, call.size), "", []),
-        *(False, "", "", True, False),
-        *(None, peer, None, None, None, call.start, call.end, "completed", None, call.number, None),
-    )
+def _row(call: InspectorCall, ranks: Sequence[int]) -> dict[str, object]:
+    """Return the row of `schema.EVENTS` for a collective among `ranks`, without ``rank`` and ``seq``."""
+    return {
+        **schema.IMPORTED_EVENT,
+        "op": call.op,
+        "raw_op": call.raw_op,
+        "axis": call.name,
+        "group": call.communicator,
+        "group_size": call.size,
+        "message_bytes": call.message_bytes,
+        "wire_bytes": wire_bytes_if_known(call.op, call.message_bytes, call.size),
+        "dtype": "",
+        "shape": [],
+        "peer": ranks[call.peer] if call.peer is not None and 0 <= call.peer < len(ranks) else None,
+        "start": call.start,
+        "end": call.end,
+        "state": "completed",
+        "group_seq": call.number,
+    }
 
 
 def _notes(log: InspectorLog, skipped: int) -> Iterator[str]:
+    """Yield notes on what a file lacks; `skipped` is the number of its collectives of an unknown rank."""
     name = log.file.name
     if log.damaged:
         yield f"{name}: {format_count(log.damaged, 'damaged line')} left out"
@@ -236,9 +278,9 @@ def _notes(log: InspectorLog, skipped: int) -> Iterator[str]:
         yield f"{name} lacks {format_count(missing, 'collective')} between those that it has, by their numbers"
     untimed = [call for call in log.calls if call.end is None]
     if untimed:
-        took = format_seconds(sum(call.seconds for call in untimed))
+        together = format_seconds(sum(call.seconds for call in untimed))
         many = format_count(len(untimed), "collective")
         yield (
-            f"{name} says how long {many} took, {took} together, but not when: "
+            f"{name} says how long {many} took, {together} together, but not when: "
             "record with NCCL_INSPECTOR_DUMP_VERBOSE=1 for their times"
         )

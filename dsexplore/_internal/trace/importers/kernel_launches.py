@@ -1,15 +1,15 @@
-"""Where the kernels of a profiler trace were launched: the CPU's ops and ranges around each launch.
+"""Find the launch of each kernel in a profiler trace, and the ops and ranges of the CPU around it.
 
-A kernel and its launch have the same ``correlation``, and what encloses the launch on its thread describes the kernel:
-``record_param_comms`` has the collective's arguments, c10d's op and the backend's range (``nccl:all_reduce``) its kind
-and its tensors. Kernels whose launch is not in the file are tied by ``External id``, the number of the op that was
-running; old files have the launch's own number there.
+A kernel and its launch have the same ``correlation``. The events that enclose the launch on its thread describe the
+kernel: ``record_param_comms`` has the collective's arguments, and c10d's op and the backend's range
+(``nccl:all_reduce``) have its name and its tensors. If the launch is not in the file, the op that was running is found
+by ``External id``, its number; old files have the number of the launch itself there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dsexplore._internal.trace.importers.event_kinds import Event, is_kernel, is_library_op
@@ -17,6 +17,7 @@ from dsexplore._internal.trace.importers.event_ranges import EventRanges, begin_
 from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 
 DESCRIPTION = "record_param_comms"
+"""Name of the event that has the arguments of a collective."""
 BACKENDS_RANGE = re.compile(r"(?:[nrxhmsu]ccl|ucc|gloo|mpi):")
 """Start of the name of the range in which a backend of torch.distributed runs a collective."""
 
@@ -29,45 +30,43 @@ class Launch(NamedTuple):
     when: float | None
     """Time of the launch in the file's microseconds; None if the kernel was queued before the recording began."""
     ops: tuple[Event, ...]
-    """What describes the collective on the CPU, innermost first: the description, the backend's range, and ops."""
+    """Events on the CPU that describe the collective, innermost first: description, backend's range, and ops."""
 
 
 def arguments_of(event: Event) -> dict[str, Any]:
-    """Return the arguments of an event."""
+    """Return the arguments of an event; empty if it has none."""
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}
 
 
 def is_on_cpu(event: Event) -> bool:
-    """Return True if an event was recorded on the CPU; GPU events are kernels and copies of the program's ranges."""
+    """Return True unless an event is a kernel, or one of Kineto's copies of CPU ranges for the GPU."""
     category = str(event.get("cat", ""))
     return not is_kernel(category) and not category.startswith("gpu_")
 
 
 def launches_of(trace: ProfilerFile, kernels: Sequence[Event]) -> list[Launch]:
-    """Return the launch of each kernel."""
+    """Return the launch of each kernel, in the order of `kernels`."""
     describing = [event for event in trace.events if is_on_cpu(event) and _describes(event)]
     ranges = EventRanges(describing)
-    by_number = {number: event for event in describing if (number := _external_id(event)) is not None}
-    numbers = [_number(event, "correlation") for event in kernels]
-    launched = trace.launches_of({number for number in numbers if number is not None})
-    calls = [launched.get(number) if number is not None else None for number in numbers]
-    tied = [call or _find_by_external_id(event, by_number) for event, call in zip(kernels, calls, strict=True)]
-    around = ranges.around([(thread_of(event), begin_of(event)) if event else (None, 0.0) for event in tied])
-    return [
-        _launch(trace, kernel, event, ops, by_number) for kernel, event, ops in zip(kernels, tied, around, strict=True)
-    ]
-
-
-def _launch(
-    trace: ProfilerFile, kernel: Event, tied: Event | None, ops: Iterable[Event], by_number: dict[str, Event]
-) -> Launch:
-    if tied is None:
-        return Launch(None, None if trace.launches else begin_of(kernel), ())
-    innermost_first = tuple(reversed(tuple(ops)))
-    if not innermost_first and (named := _find_by_external_id(kernel, by_number)) is not None:
-        innermost_first = (named,)
-    return Launch(thread_of(tied), begin_of(tied), innermost_first)
+    by_id = {number: event for event in describing if (number := _external_id(event)) is not None}
+    correlations = [_correlation(kernel) for kernel in kernels]
+    launched = trace.launches_of({number for number in correlations if number is not None})
+    origins: list[Event | None] = []
+    for kernel, correlation in zip(kernels, correlations, strict=True):
+        launch = launched.get(correlation) if correlation is not None else None
+        origins.append(launch or _find_by_external_id(kernel, by_id))
+    around = ranges.around([(thread_of(event), begin_of(event)) if event else (None, 0.0) for event in origins])
+    launches = []
+    for kernel, origin, outermost_first in zip(kernels, origins, around, strict=True):
+        if origin is None:
+            launches.append(Launch(thread=None, when=None if trace.launches else begin_of(kernel), ops=()))
+            continue
+        ops = outermost_first[::-1]
+        if not ops and (named := _find_by_external_id(kernel, by_id)) is not None:
+            ops = (named,)
+        launches.append(Launch(thread=thread_of(origin), when=begin_of(origin), ops=ops))
+    return launches
 
 
 def _describes(event: Event) -> bool:
@@ -75,11 +74,12 @@ def _describes(event: Event) -> bool:
     return name == DESCRIPTION or BACKENDS_RANGE.match(name) is not None or is_library_op(name)
 
 
-def _find_by_external_id(kernel: Event, by_number: dict[str, Event]) -> Event | None:
+def _find_by_external_id(kernel: Event, by_id: dict[str, Event]) -> Event | None:
+    """Return the event with the kernel's ``External id``; None if none has it, or if it is the launch's own number."""
     number = _external_id(kernel)
     if number is None or number == str(arguments_of(kernel).get("correlation")):
         return None
-    return by_number.get(number)
+    return by_id.get(number)
 
 
 def _external_id(event: Event) -> str | None:
@@ -88,6 +88,6 @@ def _external_id(event: Event) -> str | None:
     return None if number is None else str(number)
 
 
-def _number(event: Event, name: str) -> int | None:
-    value = arguments_of(event).get(name)
-    return value if isinstance(value, int) else None
+def _correlation(kernel: Event) -> int | None:
+    number = arguments_of(kernel).get("correlation")
+    return number if isinstance(number, int) else None

@@ -1,4 +1,4 @@
-"""Names of collectives and dtypes as torch's recorders write them, and the plain ones."""
+"""Translate names of collectives and dtypes, as torch's recorders and NCCL write them, into torch's plain names."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ _IN_KERNELS = {
 def dtype_in_kernel(name: str) -> str:
     """Return the dtype that an NCCL kernel reduces: ``float32`` for ``ncclKernel_AllReduce_RING_LL_Sum_float``.
 
-    Empty if the name does not say it: kernels that only move bytes are all named after ``int8_t``.
+    Empty if the name does not tell it: kernels that only move bytes are all named after ``int8_t``.
     """
     match = _REDUCED.search(name)
     return _IN_KERNELS.get(match[1], "") if match and "reduce" in name.lower() else ""

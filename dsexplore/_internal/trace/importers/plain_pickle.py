@@ -1,8 +1,8 @@
-"""Pickles of plain data, checked before they are read: nothing is imported, and no memory reserved that they lack.
+"""Load pickles of plain data, checked before: loading imports nothing, and reserves no more memory than they need.
 
-Two things make a small pickle large. A number in it is the place of a value in the unpickler's memo, or the length of a
-text, and the unpickler reserves as much as it says. And a list may be used many times, also inside itself, so that
-whoever walks through it never ends.
+A small pickle can take much memory or time in two ways. A number in it may be the position of a value in the
+unpickler's memo, or the length of a text, and the unpickler reserves as much as the number says. And a list may be used
+many times, also inside itself, so that a walk through it never ends.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 _MOST_VALUES = 10_000_000
-"""Values of a dump, each counted as often as it is reached: 20,000 entries with 100 frames each have fewer."""
+"""Largest number of values, each counted as often as it is reached: 20,000 entries with 100 frames each have fewer."""
 _DEEPEST = 200
-"""Lists inside each other: those of a dump are six."""
+"""Largest number of lists inside each other; a dump has six."""
 
 _ARGUMENT_BYTES = {
     # the stack and the memo
@@ -38,21 +38,21 @@ _ARGUMENT_BYTES = {
     **dict.fromkeys((pickle.EMPTY_DICT, pickle.DICT, pickle.SETITEM, pickle.SETITEMS), 0),
     **dict.fromkeys((pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET), 0),
 }
-"""{opcode of plain data: bytes of its argument}. Refused, as no dump has them: opcodes of protocol 0 whose argument is
-a line of text (`pickle.INT`), and integers of more than 255 bytes (`pickle.LONG4`)."""
+"""{opcode of plain data: bytes of its argument}. Opcodes of protocol 0 whose argument is a line of text (`pickle.INT`)
+and integers of more than 255 bytes (`pickle.LONG4`) are refused, because no dump has them."""
 _LENGTH_BYTES = {
     **dict.fromkeys((pickle.SHORT_BINUNICODE, pickle.SHORT_BINSTRING, pickle.SHORT_BINBYTES, pickle.LONG1), 1),
     **dict.fromkeys((pickle.BINUNICODE, pickle.BINSTRING, pickle.BINBYTES), 4),
     **dict.fromkeys((pickle.BINUNICODE8, pickle.BINBYTES8, pickle.BYTEARRAY8), 8),
 }
-"""{opcode of a text, bytes or an integer: bytes of its length, after which come as many bytes as it says}."""
+"""{opcode of a text, bytes or an integer: bytes of its length}; as many bytes follow as the length says."""
 _REFUSED_IN_LOADING = frozenset((pickle.GLOBAL, pickle.INST, pickle.STACK_GLOBAL, pickle.PERSID, pickle.BINPERSID))
 """Opcodes of names and of objects outside the pickle, for which the unpickler calls a method of `_Plain`."""
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
 
 
 class _Plain(pickle.Unpickler):
-    """Refuses whatever would import, call or fetch something."""
+    """Unpickler that refuses to import, call or fetch anything."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"the pickle names {module}.{name}, and plain data names nothing")
@@ -65,12 +65,12 @@ def load_plain(data: bytes, most: int = _MOST_VALUES) -> Any:
     """Unpickle plain data.
 
     Args:
-        data: the pickle.
-        most: values that it may have, each counted as often as it is reached.
+        data: Bytes of the pickle.
+        most: Largest number of values, each counted as often as it is reached.
 
     Raises:
-        pickle.UnpicklingError: it names a class or a function, refers to an object outside it, reserves more than it
-            has, or shares its values without end.
+        pickle.UnpicklingError: the pickle names a class or a function, refers to an object outside it, reserves more
+            than it has, or shares its values without end.
         Exception: the bytes are not a complete pickle.
     """
     _check(data)
@@ -82,15 +82,17 @@ def load_plain(data: bytes, most: int = _MOST_VALUES) -> Any:
 def _check(data: bytes) -> None:
     """Check that a pickle has only opcodes of plain data, and that none reserves more than the pickle has.
 
-    The loop judges opcode by opcode. Most of them are of a few kinds that can do no harm, and one match of a regular
-    expression passes a run of these; without it the loop would answer the same, later. So would one over
-    `pickletools.genops`, which makes Python objects of each opcode and its argument and takes longer than unpickling:
-    ``python -m benchmarks.imported_files --only scan`` prints both.
+    The loop checks opcode by opcode. Most opcodes are harmless, and one match of a regular expression passes a run of
+    these; the result would be the same without it, but later. A loop over `pickletools.genops` would take longer than
+    unpickling, because it makes Python objects of each opcode and argument: ``python -m benchmarks.imported_files
+    --only scan`` prints both times.
 
     Raises:
-        pickle.UnpicklingError: an opcode is none of plain data, or its argument is more than the pickle has.
+        pickle.UnpicklingError: an opcode is not one of plain data, or its argument asks for more than the pickle has.
     """
-    size, at, run = len(data), 0, _run_in(len(data))
+    size = len(data)
+    run = _run_in(size)
+    at = 0
     while at < size:
         if (match := run.match(data, at)) is not None and match.end() > at:
             at = match.end()
@@ -99,9 +101,7 @@ def _check(data: bytes) -> None:
         if opcode == pickle.STOP:
             return
         if opcode in _REFUSED_IN_LOADING:
-            # The unpickler comes this far, as all before it was checked, and no farther: `_Plain` refuses the opcode,
-            # with the name that it is about. What follows is never read.
-            return
+            return  # here `_Plain` raises an error with the name; what follows is never read
         at += 1
         if opcode in _LENGTH_BYTES:
             width = _LENGTH_BYTES[opcode]
@@ -127,7 +127,7 @@ def _run_below(limit: int) -> re.Pattern[bytes]:
     """Return the pattern of a run of opcodes that can do no harm in a pickle of at least `limit` bytes.
 
     Args:
-        limit: a power of two, up to ``2**32``, so that pickles of similar sizes share a pattern.
+        limit: Power of two, up to ``2**32``, so that pickles of similar sizes share a pattern.
     """
     alternatives = [
         # no argument, or one of fixed width
@@ -149,16 +149,16 @@ def _run_below(limit: int) -> re.Pattern[bytes]:
 
 
 def _opcodes(width: int) -> bytes:
-    """Return the pattern of the opcodes with an argument of `width` bytes, but for the one that reserves memory."""
-    opcodes = [opcode for opcode, of in _ARGUMENT_BYTES.items() if of == width and opcode != pickle.LONG_BINPUT]
+    """Return the pattern of the opcodes with an argument of `width` bytes, except the one that reserves memory."""
+    opcodes = [opcode for opcode, size in _ARGUMENT_BYTES.items() if size == width and opcode != pickle.LONG_BINPUT]
     return rb"[%b]" % re.escape(b"".join(opcodes))
 
 
 def _number_below(limit: int) -> bytes:
     """Return the pattern of a number of four bytes, little-endian, that is less than a power of two.
 
-    Example: below ``0x0004_0000``, the third byte is 0 to 3 and the fourth 0. Nothing matches below ``0x0001_0000``:
-    these few are left to the loop.
+    Worked example: below ``0x0004_0000``, the third byte is 0 to 3 and the fourth 0. With a limit of less than
+    ``0x0001_0000`` nothing matches, and the loop of `_check` reads the numbers.
     """
     if limit >= 1 << 24:
         return rb"...[\x00-%b]" % re.escape(bytes([(limit >> 24) - 1]))
@@ -173,22 +173,23 @@ def _counted(width: int, most: int) -> bytes:
 
 
 def _check_size(content: Any, most: int) -> None:
-    """Check that one can walk through a value in reasonable time.
+    """Check that a walk through a value takes reasonable time.
 
-    It is walked level by level, and what is used often once in each, with how often it is reached.
+    It is walked level by level. A container that a level has many times is visited once, with the number of times.
 
     Raises:
-        pickle.UnpicklingError: it is very deep, contains itself, or uses its parts very often.
+        pickle.UnpicklingError: the value is very deep, contains itself, or uses its parts very often.
     """
-    level, count = {id(content): (content, 1)} if type(content) in _CONTAINERS else {}, 0
+    level: dict[int, tuple[Any, int]] = {id(content): (content, 1)} if type(content) in _CONTAINERS else {}
+    count = 0
     for _ in range(_DEEPEST):
         below: dict[int, tuple[Any, int]] = {}
         for value, times in level.values():
             count += len(value) * times
             for member in value.values() if type(value) is dict else value:
                 if type(member) in _CONTAINERS:
-                    counted = below.get(id(member))
-                    below[id(member)] = member, times if counted is None else times + counted[1]
+                    _, times_before = below.get(id(member), (member, 0))
+                    below[id(member)] = member, times_before + times
         if count > most:
             raise pickle.UnpicklingError(f"its values use each other more than {most:,} times")
         if not below:

@@ -1,8 +1,8 @@
-"""The collectives of one rank's profiler trace: GPU kernels and gloo's works, or else the ops that issued them.
+"""Find the collectives in one rank's profiler trace: GPU kernels and gloo's works, or else the ops that issued them.
 
-What a kernel does is read, in this order, from its own arguments, from what encloses its launch on the CPU
-(`trace.importers.kernel_launches`), and from its name. AMD's library has one kernel for all collectives
-(``ncclDevKernel_Generic``), whose name says nothing.
+The collective of a kernel is read, in this order, from its own arguments, from the events around its launch on the CPU
+(`trace.importers.kernel_launches`), and from its name. The name alone is not enough: AMD's library has one kernel for
+all collectives (``ncclDevKernel_Generic``).
 """
 
 from __future__ import annotations
@@ -37,19 +37,18 @@ from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 
 Times = npt.NDArray[np.float64]
 
-
 _MOST_US = 1 << 52
-"""Microseconds, since the epoch or of a duration; more are damage."""
+"""Largest time or duration in microseconds; a larger one is damage."""
 
 
 class ComputeTime:
-    """The compute kernels in one file, by device: how long they ran while something else did.
+    """The compute kernels in one file, by GPU, to compute how long collectives are exposed.
 
     Worked example: kernels compute from 0 to 10 µs and, on another stream, from 5 to 20 µs. A collective from 15 to
-    30 µs overlaps with 5 µs of computation, and is exposed for the other 10, in which nothing of the program ran.
+    30 µs overlaps with 5 µs of computation, and is exposed for the other 10, in which its GPU computed nothing.
 
     Args:
-        kernels: compute kernels with ``pid`` (the GPU's number, as text), ``ts`` and ``dur`` in microseconds; rows with
+        kernels: Compute kernels with ``pid`` (the GPU's number, as text), ``ts`` and ``dur`` in microseconds; rows with
             a null are omitted.
     """
 
@@ -64,33 +63,35 @@ class ComputeTime:
         exposed_ns: list[int | None] = [None] * len(events)
         for device, compute in self._devices.items():
             on_device = [at for at, event in enumerate(events) if str(event.get("pid")) == device and _is_timed(event)]
-            begin, took = (np.array([float(events[at][name]) for at in on_device]) for name in ("ts", "dur"))
-            computed = np.interp(begin + took, *compute) - np.interp(begin, *compute)
-            alone = np.rint((took - computed) * 1_000).clip(min=0)
-            for at, exposed in zip(on_device, alone.astype(np.int64).tolist(), strict=True):
+            begin = np.array([float(events[at]["ts"]) for at in on_device])
+            length = np.array([float(events[at]["dur"]) for at in on_device])
+            overlapped = np.interp(begin + length, *compute) - np.interp(begin, *compute)
+            nanoseconds_alone = np.rint((length - overlapped) * 1_000).clip(min=0)
+            for at, exposed in zip(on_device, nanoseconds_alone.astype(np.int64).tolist(), strict=True):
                 exposed_ns[at] = exposed
         return exposed_ns
 
 
 def _covered(spans: Times) -> tuple[Times, Times]:
-    """Return moments, and the total compute time before each; linear between two moments, constant outside.
+    """Return moments, and the total compute time before each; it is linear between moments and constant outside.
 
     Args:
-        spans: of shape [kernels, 2], begin and duration.
+        spans: Begin and duration of each kernel, shape (kernels, 2).
     """
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     begin, end = spans[:, 0], np.maximum.accumulate(spans.sum(axis=1))
     is_first = np.append(True, begin[1:] > end[:-1])
     begins = begin[is_first]
     ends = end[np.append(is_first[1:], True)]
-    long = ends - begins
-    total = np.cumsum(long)
-    return np.stack([begins, ends], axis=1).ravel(), np.stack([total - long, total], axis=1).ravel()
+    lengths = ends - begins
+    total = np.cumsum(lengths)
+    return np.stack([begins, ends], axis=1).ravel(), np.stack([total - lengths, total], axis=1).ravel()
 
 
 _C10D = re.compile(r"c10d::_?(\w+?)_?$")
 _LISTS = ("TensorList", "GenericList")
-_NOT_A_CALL = frozenset({"wait", "init", "destroy", "split", "startcoalescing", "endcoalescing", "coalesced"})
+_SILENT_OPS = frozenset({"wait", "init", "destroy", "split", "startcoalescing", "endcoalescing", "coalesced"})
+"""Names that are recorded as those of collectives and send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +101,15 @@ class ProfilerCall:
     op: str
     """Plain name; ``unknown:<kernel>`` for an unknown kernel that communicates."""
     raw_op: str
+    """Name of the kernel, op or work in the file."""
     start: int
-    """Nanoseconds since the epoch."""
+    """Start in nanoseconds since the epoch."""
     end: int | None
-    """None if the file has no measurement of it."""
+    """End in nanoseconds since the epoch; None if the file has no measurement of it."""
     arguments: Mapping[str, Any]
-    """``Collective name``, ``In msg nelems``, … of the kernel, else of the op that launched it; empty in old files."""
+    """``Collective name``, ``In msg nelems``, … of the kernel, else of the op that issued it; empty in old files."""
     tensors: tuple[tuple[int, str], ...]
-    """Number of elements and dtype of each input tensor of the op in `tensors_of`; empty if unknown."""
+    """(number of elements, dtype) of each input tensor of the op in `tensors_of`; empty if unknown."""
     thread: object
     """The thread that issued the collective; None if its launch is unknown."""
     issued: float | None
@@ -117,42 +119,45 @@ class ProfilerCall:
     is_kernel: bool = False
     """True if it was measured on a GPU."""
     exposed: int | None = None
-    """Nanoseconds of it in which its GPU computed nothing; None if the file has no compute kernels."""
+    """Nanoseconds of the collective in which its GPU computed nothing; None if the file has no compute kernels."""
 
 
 def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
     """Return the collectives in the order in which they began."""
-    kernels = [event for event in trace.events if _is_call(event)]
-    exposed = ComputeTime(trace.kernels).exposed(kernels)
+    kernels = [event for event in trace.events if is_kernel(str(event.get("cat", "")))]
+    exposed_ns = ComputeTime(trace.kernels).exposed(kernels)
     launches = launches_of(trace, kernels)
     on_gpu = [
-        _kernel_call(event, alone, launch, trace.base)
-        for event, alone, launch in zip(kernels, exposed, launches, strict=True)
+        _kernel_call(kernel, exposed, launch, trace.base)
+        for kernel, exposed, launch in zip(kernels, exposed_ns, launches, strict=True)
     ]
     on_cpu = [call for call in _cpu_calls(trace) if not on_gpu or call.end is not None]
-    calls = [*on_gpu, *on_cpu]
-    return sorted(calls, key=lambda call: call.start)
+    return sorted([*on_gpu, *on_cpu], key=lambda call: call.start)
 
 
 def _is_timed(event: Event) -> bool:
+    """Return True if start and duration of an event are possible."""
     return abs(float(event["ts"])) < _MOST_US and 0 <= float(event.get("dur", -1)) < _MOST_US
 
 
-def _is_call(event: Event) -> bool:
-    return is_kernel(str(event.get("cat", "")))
-
-
 def _kernel_call(event: Event, exposed: int | None, launch: Launch, base: int) -> ProfilerCall:
+    """Return the collective of a kernel.
+
+    Args:
+        event: The kernel.
+        exposed: Nanoseconds in which its GPU computed nothing; None if unknown.
+        launch: Launch of the kernel.
+        base: Origin of the file's times, in nanoseconds since the epoch.
+    """
     arguments = arguments_of(event)
     if "Collective name" not in arguments:
-        of_ops = (arguments_of(op) for op in launch.ops)
-        arguments = {**next((found for found in of_ops if "Collective name" in found), {}), **arguments}
-    start = nanoseconds(event["ts"], base)
+        described = (arguments_of(op) for op in launch.ops)
+        arguments = {**next((named for named in described if "Collective name" in named), {}), **arguments}
     tensors, of = _first_tensors(launch.ops)
     return ProfilerCall(
         op=_op(event["name"], arguments, launch.ops),
         raw_op=short_name(event["name"]),
-        start=start,
+        start=nanoseconds(event["ts"], base),
         end=_end_of(event, base),
         arguments=arguments,
         tensors=tensors,
@@ -165,13 +170,14 @@ def _kernel_call(event: Event, exposed: int | None, launch: Launch, base: int) -
 
 
 def nanoseconds(microseconds: Any, base: int) -> int:
-    """Convert a time of the file to ns since the epoch; whole and fractional microseconds apart, to stay exact."""
+    """Convert a time of the file to ns since the epoch, whole and fractional microseconds apart so that it is exact."""
     time = microseconds if isinstance(microseconds, int) else float(microseconds)
     whole = int(time)
     return base + whole * 1_000 + round((time - whole) * 1_000)
 
 
 def _op(kernel: str, arguments: Mapping[str, Any], ops: Iterable[Event]) -> str:
+    """Return the plain name of a kernel's collective, ``unknown:…`` if neither arguments, ops nor names tell it."""
     names = [str(arguments.get("Collective name") or arguments.get("func") or "")]
     names += [_op_name(event) for event in ops]
     for name in names:
@@ -182,27 +188,28 @@ def _op(kernel: str, arguments: Mapping[str, Any], ops: Iterable[Event]) -> str:
 
 
 def _op_name(event: Event) -> str:
-    """Return the name of the collective in the name of c10d's op or of a backend's range."""
+    """Return the name of the collective from the name of c10d's op or of a backend's range."""
     name = event["name"]
     return BACKENDS_RANGE.sub("", _C10D.sub(r"\1", name)).partition(" ")[0]
 
 
 def _first_tensors(ops: Iterable[Event], works: Iterable[Event] = ()) -> tuple[tuple[tuple[int, str], ...], str]:
-    """Return the tensors of the op that has them in full, and its name: of c10d's or a library's op, else of another.
+    """Return (elements, dtype) of the input tensors of an op that describes a collective, and the op's name.
 
-    A description and a backend's range have only the inputs, but also dtypes of lists.
+    The tensors of c10d's or a library's op are preferred: a description and a backend's range have only inputs, but
+    also the dtypes of lists.
 
     Args:
-        ops: that describe one collective.
-        works: that implement it; only a dtype is read from them.
+        ops: Events that describe one collective.
+        works: Gloo works that run it; only a dtype is read from them.
     """
-    inputs = [(tensors, event["name"]) for event in ops if (tensors := _tensors(event))]
-    if not inputs:
+    described = [(tensors, event["name"]) for event in ops if (tensors := _tensors(event))]
+    if not described:
         return (), ""
-    tensors, of = next(((shapes, name) for shapes, name in inputs if "::" in name), inputs[0])
-    dtypes = chain((shapes for shapes, _ in inputs), map(_tensors, works))
-    dtype = next((kind for shapes in dtypes for _, kind in shapes if kind), "")
-    return tuple((elements, kind or dtype) for elements, kind in tensors), of
+    tensors, name = next((pair for pair in described if "::" in pair[1]), described[0])
+    all_tensors = chain.from_iterable([*(of_op for of_op, _ in described), *map(_tensors, works)])
+    known_dtype = next((dtype for _, dtype in all_tensors if dtype), "")
+    return tuple((elements, dtype or known_dtype) for elements, dtype in tensors), name
 
 
 def _tensors(op: Event) -> tuple[tuple[int, str], ...]:
@@ -234,21 +241,21 @@ def _cpu_calls(trace: ProfilerFile) -> Iterable[ProfilerCall]:
         op = plain_op(_C10D.sub(r"\1", event["name"]))
         if op.startswith("unknown:"):
             continue
-        mine = works.of(op, event, ranks)
+        works_of_op = works.take(op, event, ranks)
         within = inside.within(event)
-        tensors, of = _first_tensors([event, *within], mine)
+        tensors, of = _first_tensors([event, *within], works_of_op)
         yield ProfilerCall(
             op=op,
             raw_op=event["name"],
             start=nanoseconds(event["ts"], trace.base),
-            end=_last([_end_of(work, trace.base) for work in mine]),
+            end=_last([_end_of(work, trace.base) for work in works_of_op]),
             arguments=next((arguments_of(inner) for inner in within if inner["name"] == DESCRIPTION), {}),
             tensors=tensors,
             thread=thread_of(event),
             issued=begin_of(event),
             tensors_of=of,
         )
-    remaining = works.left()
+    remaining = works.remaining()
     yield from (_work_call(work, trace.base) for work in remaining)
     if not issued and not remaining:
         named = [event for event in described if "Collective name" in arguments_of(event) or _ranges_in(inside, event)]
@@ -256,6 +263,7 @@ def _cpu_calls(trace: ProfilerFile) -> Iterable[ProfilerCall]:
 
 
 def _ranges_in(ranges: EventRanges, event: Event) -> list[Event]:
+    """Return the ranges inside an event that are not descriptions of collectives."""
     return [inner for inner in ranges.within(event) if inner["name"] != DESCRIPTION]
 
 
@@ -264,7 +272,7 @@ def _is_backends_range(event: Event) -> bool:
 
 
 class _Works:
-    """Gloo works not yet assigned to an op: an op's works begin after it, and works of one kind begin in order."""
+    """Gloo works that are not yet assigned to an op; an op's works begin after it, and works of one kind in order."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._waiting: dict[str, deque[Event]] = defaultdict(deque)
@@ -272,17 +280,18 @@ class _Works:
             self._waiting[plain_op(event["name"].removeprefix("gloo:"))].append(event)
         self._passed: list[Event] = []
 
-    def of(self, op: str, event: Event, ranks: int) -> list[Event]:
-        """Take the works of an op, which was issued after those asked for before.
+    def take(self, op: str, event: Event, ranks: int) -> list[Event]:
+        """Remove and return the works of an op; ops are given in the order of their issue.
 
-        Gloo implements reduce_scatter by all_reduce: one, or one per rank if the input is a list.
+        Gloo runs a reduce_scatter as one all_reduce, or as one per rank if the input is a list.
         """
-        works = self._take(op, event, 1)
+        works = self._take_first(op, event, 1)
         if not works and op == "reduce_scatter":
-            works = self._take("all_reduce", event, 1 if event["name"].endswith("base_") else ranks)
+            works = self._take_first("all_reduce", event, 1 if event["name"].endswith("base_") else ranks)
         return works
 
-    def _take(self, op: str, event: Event, count: int) -> list[Event]:
+    def _take_first(self, op: str, event: Event, count: int) -> list[Event]:
+        """Remove and return the first `count` works of a kind that began after an event and have one of its sizes."""
         works = self._waiting[op]
         while works and begin_of(works[0]) < begin_of(event):
             self._passed.append(works.popleft())
@@ -292,25 +301,27 @@ class _Works:
             works.remove(work)
         return fitting[:count]
 
-    def left(self) -> list[Event]:
-        """Return the works that no op took."""
+    def remaining(self) -> list[Event]:
+        """Return the works that no op has taken."""
         return [*self._passed, *chain.from_iterable(self._waiting.values())]
 
 
 def _is_of(work: Event, sizes: Collection[int]) -> bool:
+    """Return True if the first tensor of a work has one of these numbers of elements, or the work has no tensors."""
     tensors = _tensors(work)
     return not tensors or tensors[0][0] in sizes
 
 
 def _end_of(event: Event, base: int) -> int | None:
     """Return the end of an event in ns since the epoch; None if its duration is missing or negative."""
-    took = nanoseconds(event.get("dur", -1), 0)
-    return nanoseconds(event["ts"], base) + took if took >= 0 else None
+    length = nanoseconds(event.get("dur", -1), 0)
+    return nanoseconds(event["ts"], base) + length if length >= 0 else None
 
 
 def _last(ends: Sequence[int | None]) -> int | None:
     """Return the last of several ends; None if one is unknown, or there are none."""
-    return max((end for end in ends if end is not None), default=None) if None not in ends else None
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
 
 
 def _described_once(events: Iterable[Event]) -> list[Event]:
@@ -329,26 +340,29 @@ def _described_once(events: Iterable[Event]) -> list[Event]:
 
 
 def _work_call(work: Event, base: int) -> ProfilerCall:
-    """Return the call for a gloo work without a known op."""
-    start = nanoseconds(work["ts"], base)
-    op = plain_op(work["name"].removeprefix("gloo:"))
+    """Return the collective of a gloo work whose op is not in the file."""
     return ProfilerCall(
-        *(op, work["name"], start, _end_of(work, base), {}, _tensors(work), thread_of(work), begin_of(work)),
+        op=plain_op(work["name"].removeprefix("gloo:")),
+        raw_op=work["name"],
+        start=nanoseconds(work["ts"], base),
+        end=_end_of(work, base),
+        arguments={},
+        tensors=_tensors(work),
+        thread=thread_of(work),
+        issued=begin_of(work),
         tensors_of=work["name"],
     )
 
 
 def _described(event: Event, ranges: EventRanges, base: int) -> ProfilerCall:
-    """Return the call for a collective with nothing but its CPU part in the file: it has no duration."""
+    """Return the collective of a description; its duration is unknown, because the file has only its CPU part."""
     arguments = arguments_of(event)
     ops = [event, *_ranges_in(ranges, event)]
     tensors, of = _first_tensors(ops)
-    start = nanoseconds(event["ts"], base)
-    op = _op(str(arguments.get("Collective name") or event["name"]), arguments, ops)
     return ProfilerCall(
-        op,
+        op=_op(str(arguments.get("Collective name") or event["name"]), arguments, ops),
         raw_op=event["name"],
-        start=start,
+        start=nanoseconds(event["ts"], base),
         end=None,
         arguments=arguments,
         tensors=tensors,
@@ -366,13 +380,13 @@ def _literal(text: str) -> Any:
         return None
 
 
-def is_a_call(call: ProfilerCall) -> bool:
-    """Return True if the call communicates: waits and the ends of coalesced calls are recorded too."""
-    return call.op.removeprefix("unknown:").lower() not in _NOT_A_CALL
+def communicates(call: ProfilerCall) -> bool:
+    """Return True if the call communicates; waits and the ends of coalesced calls are recorded too and do not."""
+    return call.op.removeprefix("unknown:").lower() not in _SILENT_OPS
 
 
 def listed(value: Any) -> tuple[int, ...] | None:
-    """Parse numbers from text such as ``"[0, 1]"``; None if it is cut, ``"[0, 1, ...]"``, or is not a list."""
+    """Parse numbers from a list or a text, ``"[0, 1]"``; None if the text is cut, ``"[0, 1, ...]"``, or not a list."""
     parsed = _literal(value) if isinstance(value, str) else value
     if not isinstance(parsed, (list, tuple)) or not all(isinstance(number, int) for number in parsed):
         return None

@@ -1,9 +1,8 @@
-"""Traces of torch's profiler (Kineto), read as a stream; only events related to communication are kept.
+"""Read traces of torch's profiler (Kineto) as a stream, and keep only events that are needed for communication.
 
-A trace is JSON, optionally gzipped: an object with ``traceEvents``, or only the list of events. Most events are ops and
-kernels of the computation. So a file is split at each ``"ph":``, the first key of each event as torch writes it, and an
-event is parsed only if its name is needed. Of compute kernels only device and time are parsed, and of the ranges of
-modules and autograd nodes only those of the requested threads. A file of another form is parsed whole.
+A trace is JSON, gzipped or not: an object with ``traceEvents``, or only the list of events. Most events are ops and
+kernels of the computation. So a file is cut at each ``"ph":``, the first key of each event as torch writes it, and only
+some of the events are parsed: see `EventKind`. A file that another program has written anew is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,13 @@ _PID = b'"pid"'
 _NEXT = rb'\{\s*(?:"name":\s*"[^"]*",\s*)?$'
 _FIRST_BEGINS = re.compile(rb"\[\s*" + _NEXT)
 _NEXT_BEGINS = re.compile(rb"\s*,\s*" + _NEXT)
-"""Text before a ``"ph":``; the names and marks that Kineto writes among the events may have their name first."""
+"""Text before a ``"ph":``; Kineto writes the name before it in events that name a process or mark a moment."""
 _DESCRIBED = b'"Collective name"'
-"""Occurs in every event of a collective, also of a kernel whose name does not show it."""
+"""Argument of every event of a collective, also of a kernel whose own name does not tell that it communicates."""
 _KERNELS = pl.Schema({"pid": pl.String, "ts": pl.Float64, "dur": pl.Float64})
 _NO_VALUE = re.compile(r'(":\s*)(?:-?(?:inf|nan)\b|(?=[,}\]]))')
-"""A key without a value that JSON has: Kineto writes ``inf`` and ``nan`` where it divides by zero, and nothing at all
-for the description of a group that has none, ``"Process Group Description": ,``."""
+"""A key without a value of JSON: Kineto writes ``inf`` and ``nan`` after a division by zero, and nothing at all for the
+description of a group without one: ``"Process Group Description": ,``."""
 _CORRELATION = re.compile(rb'"correlation":\s*(\d{1,18})\b')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
@@ -47,25 +47,26 @@ class _Parts:
     head: bytes | None = None
     """Text before the first event."""
     events: list[bytes] = field(default_factory=list)
-    """Text of each event after its ``"ph":``; the same holds for `ranges`."""
+    """Text of each event that is parsed, after its ``"ph":``."""
     ranges: dict[bytes, list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    """Text of ranges by the text after ``"pid"`` that gives process and thread."""
+    """{text after ``"pid"`` that gives process and thread: texts of its ranges, after their ``"ph":``}."""
     kernels: list[bytes] = field(default_factory=list)
-    """Of compute kernels: the text after ``"pid"`` with process, thread, start and duration."""
+    """Text of each compute kernel after its ``"pid"``, up to its duration."""
     launches: list[bytes] = field(default_factory=list)
-    """Of launches: the text after ``"pid"``."""
+    """Text of each launch after its ``"pid"``."""
     categories: frozenset[str] = frozenset()
+    """Categories of all events."""
     last: bytes = b""
-    """The last event, and the text after it."""
+    """Text of the last event and of the end of the file."""
 
     def sort(self, parts: Iterable[bytes], kinds: EventKinds) -> None:
-        """Add events by their kind."""
-        nothing, of_range = EventKind.NOTHING, EventKind.RANGE  # looked up once: there are millions
+        """Add the texts of events to the lists of their kinds."""
+        skipped, of_range = EventKind.SKIPPED, EventKind.RANGE  # local names, because there are millions of events
         of_kernel, of_launch = EventKind.KERNEL, EventKind.LAUNCH
         for part in parts:
             begin, pid, behind = part.partition(_PID)
             kind = kinds[begin] if pid else EventKind.EVENT
-            if kind is nothing:
+            if kind is skipped:
                 continue
             if kind is of_range and b'"ts"' in behind:
                 self.ranges[behind.partition(b'"ts"')[0]].append(part)
@@ -79,12 +80,14 @@ class _Parts:
     def sort_last(self, kinds: EventKinds) -> None:
         """Add the last event if it is a launch or a compute kernel; all others are parsed with the end of the file."""
         begin, pid, behind = self.last.partition(_PID)
-        kind = kinds[begin]  # which notes its category, too
+        kind = kinds[begin]  # also for a skipped event, so that its category is known
         if pid and kind in (EventKind.LAUNCH, EventKind.KERNEL):
+            text = '{"pid"' + behind.decode(errors="replace")
             with suppress(ValueError):
-                _, end = json.JSONDecoder(strict=False).raw_decode(text := '{"pid"' + behind.decode(errors="replace"))
-                part = begin + pid + text[len('{"pid"') : end].encode() + b", "
-                self.sort([part] if _DESCRIBED not in part else [], kinds)
+                _, end = json.JSONDecoder(strict=False).raw_decode(text)
+                part = begin + text[1:end].encode() + b", "
+                if _DESCRIBED not in part:
+                    self.sort([part], kinds)
 
 
 @dataclass(frozen=True)
@@ -99,56 +102,55 @@ class ProfilerFile:
     base: int
     """Origin of all times, in nanoseconds since the epoch."""
     kernels: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_KERNELS))
-    """Compute kernels: ``pid`` (the GPU's number) as text, ``ts`` and ``dur`` of each; null if the file has no
-    number."""
+    """Compute kernels: ``pid`` (the GPU's number) as text, ``ts`` and ``dur`` in microseconds; null if damaged."""
     damaged: int = 0
-    """Number of events that were omitted as invalid JSON, not counting ranges."""
+    """Number of events, without ranges, that were omitted because they are not valid JSON."""
     ranges: Mapping[tuple[Any, Any], Sequence[bytes]] = field(default_factory=dict)
     """{(process, thread): text of the ranges of modules and autograd nodes that are not in `events`}."""
     launches: Sequence[bytes] = ()
     """Text after ``"pid"`` of each launch of a kernel."""
     categories: frozenset[str] = frozenset()
-    """The categories of all events in the file: ``cpu_op``, ``kernel``, ``cuda_runtime``, …"""
+    """Categories of all events in the file: ``cpu_op``, ``kernel``, ``cuda_runtime``, …"""
     has_times: bool = True
-    """False if the times of `events` only order them, as those of an execution trace."""
+    """False for an execution trace, whose events have an order but no times."""
 
     def launches_of(self, correlations: Collection[int]) -> dict[int, Event]:
-        """Return {correlation: the launch with that number}; damaged launches are omitted."""
-        wanted: dict[int, bytes] = {}
+        """Return {correlation: launch with that number}; damaged launches are omitted."""
+        texts: dict[int, bytes] = {}
         for text in self.launches:
             match = _CORRELATION.search(text)
             if match and int(match[1]) in correlations:
-                wanted[int(match[1])] = text[: text.rfind(b"}")]  # what follows is the next event's
+                texts[int(match[1])] = text[: text.rfind(b"}")]  # the text after it is the beginning of the next event
         try:
-            events = json.loads(_objects(wanted.values()), strict=False)
+            events = json.loads(_objects(texts.values()), strict=False)
         except ValueError:
             return {}
-        return {number: event for number, event in zip(wanted, events, strict=True) if "ts" in event}
+        return {number: event for number, event in zip(texts, events, strict=True) if "ts" in event}
 
     def ranges_on(self, threads: Collection[object]) -> tuple[list[Event], int]:
-        """Return the ranges of these threads, and how many were damaged and left out.
+        """Return the ranges of these threads, and the number of damaged ones that are omitted.
 
         Args:
-            threads: ``(pid, tid)`` of each.
+            threads: ``(pid, tid)`` of each thread.
         """
-        events_found: list[Event] = []
+        ranges: list[Event] = []
         damaged = 0
         for thread in self.ranges.keys() & threads:
             texts = self.ranges[thread]
             try:
-                events, without = _events(_texts(texts))
+                events, damaged_here = _events(_texts(texts))
             except ValueError:
-                events, without = [], len(texts)
-            events_found += _complete(self.file, events)
-            damaged += without
-        return events_found, damaged
+                events, damaged_here = [], len(texts)
+            ranges += _complete(self.file, events)
+            damaged += damaged_here
+        return ranges, damaged
 
 
 def read_profiler_file(file: Path) -> ProfilerFile:
     """Read one rank's trace.
 
     Raises:
-        TraceFileError: the file is truncated, damaged or no profiler trace; the message names a missing field.
+        TraceFileError: the file is truncated, damaged or not a profiler trace; the message names a missing field.
     """
     try:
         parts = _cut(blocks_of(file))
@@ -161,55 +163,52 @@ def read_profiler_file(file: Path) -> ProfilerFile:
     except (ValueError, RecursionError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return _parsed_whole(file)
     base = _BASE.search(head + last)
-    when = int(base[1]) if base else 0
-    ranges = dict(zip(threads, parts.ranges.values(), strict=True))
-    complete = tuple(_complete(file, events))
-    distributed = _distributed(head + last)
     return ProfilerFile(
         file,
-        events=complete,
-        distributed=distributed,
-        base=when,
+        events=tuple(_complete(file, events)),
+        distributed=_distributed(head + last),
+        base=int(base[1]) if base else 0,
         kernels=kernels,
         damaged=damaged,
-        ranges=ranges,
+        ranges=dict(zip(threads, parts.ranges.values(), strict=True)),
         launches=tuple(parts.launches),
         categories=parts.categories,
     )
 
 
 def _cut(blocks: Iterable[bytes]) -> _Parts:
+    """Cut the text of a file at each ``"ph":``, and sort the events by their kind."""
     parts, kinds = _Parts(), EventKinds()
-    rest = b""
+    remainder = b""
     for block in blocks:
-        *whole, rest = (rest + block).split(_MARK)
-        if parts.head is None and whole:
-            parts.head = whole.pop(0)
-        parts.sort(whole, kinds)
+        *texts, remainder = (remainder + block).split(_MARK)
+        if parts.head is None and texts:
+            parts.head = texts.pop(0)
+        parts.sort(texts, kinds)
     if parts.head is None:
-        parts.head = rest
+        parts.head = remainder
     else:
-        parts.last = rest
+        parts.last = remainder
         parts.sort_last(kinds)
     parts.categories = frozenset(kinds.categories)
     return parts
 
 
 def _objects(texts: Collection[bytes]) -> bytes:
-    """Return a JSON list of the objects in `texts`, each starting after ``"pid"``, with or without a trailing comma."""
+    """Return a JSON list of objects from their texts after ``"pid"``, which may end with a comma."""
     joined = b'},{"pid"'.join([text.rstrip(b", \t\r\n") for text in texts])
     return b'[{"pid"' + joined + b"}]" if texts else b"[]"
 
 
-def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event], int]:
-    """Return the kept events with the last one, and how many were damaged and left out.
+def _parsed(head: bytes, parts: Sequence[bytes], last: bytes) -> tuple[list[Event], int]:
+    """Parse the events of `parts` and the last one; also return the number of damaged events, which are omitted.
 
     Raises:
         ValueError: the file is not written as torch writes it, or its end is missing.
     """
     if b'"traceEvents"' not in head or not _FIRST_BEGINS.search(head[-200:]) or not last.rstrip().endswith(b"}"):
         raise ValueError("not as torch writes it")
-    texts = _texts(kept)
+    texts = _texts(parts)
     ending = '{"ph":' + last.decode(errors="replace")
     final, end_of_final = json.JSONDecoder(strict=False).raw_decode(ending)
     if not ending[end_of_final:].lstrip().startswith("]"):
@@ -217,17 +216,19 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event
     events, damaged = _events(texts)
     if any(event.get("ph") == "X" and not _has_torchs_order(event) for event in events):
         raise ValueError("not as torch writes it")
-    return [*events, final] if _is_kept(final) else events, damaged
+    if _is_kept(final):
+        events.append(final)
+    return events, damaged
 
 
 def _has_torchs_order(event: Event) -> bool:
-    keys = iter(event)
-    following = next(keys), next(keys, "")
-    return following == ("ph", "name") or (following == ("ph", "cat") and next(keys, "") == "name")
+    """Return True if the first keys are ``ph``, ``cat`` and ``name``, or ``ph`` and ``name``."""
+    first_keys = list(islice(event, 3))
+    return first_keys[:2] == ["ph", "name"] or first_keys == ["ph", "cat", "name"]
 
 
 def _texts(parts: Iterable[bytes]) -> list[str]:
-    """Return the text of each event.
+    """Return the JSON of each event, from its text after ``"ph":``.
 
     Raises:
         ValueError: an event is followed by something other than the next event.
@@ -236,18 +237,18 @@ def _texts(parts: Iterable[bytes]) -> list[str]:
     for part in parts:
         end = part.rfind(b"}") + 1
         if not _NEXT_BEGINS.match(part, end):
-            raise ValueError("an event that begins otherwise")
+            raise ValueError("not as torch writes it")
         texts.append('{"ph":' + part[:end].decode(errors="replace"))
     return texts
 
 
 def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
-    """Parse the events, and return them with the number of invalid ones.
+    """Parse events; also return the number of those that are not valid JSON, which are omitted.
 
-    They are parsed one by one only if one of them is not valid JSON.
+    They are parsed together, and one by one only if this fails.
 
     Raises:
-        ValueError: most are not valid JSON.
+        ValueError: most of them are not valid JSON.
     """
     try:
         return json.loads(f"[{','.join(texts)}]", strict=False), 0
@@ -263,6 +264,11 @@ def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
 
 
 def _parsed_whole(file: Path) -> ProfilerFile:
+    """Read a trace by parsing the whole file.
+
+    Raises:
+        TraceFileError: the file is truncated, damaged or not a profiler trace.
+    """
     try:
         content = _content(content_of(file).decode("utf-8-sig", errors="replace"))
     except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
@@ -271,22 +277,21 @@ def _parsed_whole(file: Path) -> ProfilerFile:
         content = {"traceEvents": content}
     if not isinstance(content, dict) or content.get("traceEvents") is None:
         raise TraceFileError(f"{file} has no traceEvents: it is not a trace of torch's profiler")
-    every = [event for event in content["traceEvents"] if isinstance(event, dict)]
-    events = [event for event in every if _is_kept(event)]
-    computing = [event for event in every if is_kernel(str(event.get("cat", ""))) and not _is_kept(event)]
-    rows = [(str(event.get("pid")), _number(event.get("ts")), _number(event.get("dur"))) for event in computing]
-    kernels = pl.DataFrame(rows, schema=_KERNELS, orient="row")
-    launches = [event for event in every if is_launch(str(event.get("cat", "")), str(event.get("name", "")))]
-    distributed = content.get("distributedInfo") or {}
-    base = int(content.get("baseTimeNanoseconds") or 0)
+    events = [event for event in content["traceEvents"] if isinstance(event, dict)]
+    kernels = [
+        (str(event.get("pid")), _number(event.get("ts")), _number(event.get("dur")))
+        for event in events
+        if is_kernel(str(event.get("cat", ""))) and not _is_kept(event)
+    ]
+    launches = [event for event in events if is_launch(str(event.get("cat", "")), str(event.get("name", "")))]
     return ProfilerFile(
         file,
-        tuple(_complete(file, events)),
-        distributed,
-        base,
-        kernels,
+        events=tuple(_complete(file, filter(_is_kept, events))),
+        distributed=content.get("distributedInfo") or {},
+        base=int(content.get("baseTimeNanoseconds") or 0),
+        kernels=pl.DataFrame(kernels, schema=_KERNELS, orient="row"),
         launches=tuple(map(_text_after_pid, launches)),
-        categories=frozenset(str(event["cat"]) for event in every if event.get("ph") == "X" and "cat" in event),
+        categories=frozenset(str(event["cat"]) for event in events if event.get("ph") == "X" and "cat" in event),
     )
 
 
@@ -302,6 +307,11 @@ def _number(value: Any) -> float | None:
 
 
 def _content(text: str) -> Any:
+    """Parse JSON, with null for the values that `_NO_VALUE` matches.
+
+    Raises:
+        ValueError: the text is not JSON.
+    """
     try:
         return json.loads(text, strict=False)
     except ValueError:
@@ -311,11 +321,17 @@ def _content(text: str) -> Any:
 
 
 def _is_kept(event: Event) -> bool:
+    """Return True if an event describes a collective, or is needed by its category and name."""
     has_collective = isinstance(event.get("args"), dict) and "Collective name" in event["args"]
     return has_collective or is_kept(str(event.get("cat", "")), str(event.get("name", "")))
 
 
 def _complete(file: Path, events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the complete events (``"ph": "X"``).
+
+    Raises:
+        TraceFileError: one of them has no name or start, or a null in place of its duration.
+    """
     for event in events:
         if event.get("ph") != "X":
             continue
@@ -325,13 +341,14 @@ def _complete(file: Path, events: Iterable[Event]) -> Iterator[Event]:
         yield event
 
 
-def _distributed(ends: bytes) -> dict[str, Any]:
-    at = ends.find(b'"distributedInfo"')
-    opening = ends.find(b"{", at) if at >= 0 else -1
+def _distributed(outside: bytes) -> dict[str, Any]:
+    """Return ``distributedInfo`` from the text of a file outside its events; empty if it is missing or damaged."""
+    at = outside.find(b'"distributedInfo"')
+    opening = outside.find(b"{", at) if at >= 0 else -1
     if opening < 0:
         return {}
     try:
-        text = _NO_VALUE.sub(r"\1null", ends[opening:].decode(errors="replace"))
+        text = _NO_VALUE.sub(r"\1null", outside[opening:].decode(errors="replace"))
         content, _ = json.JSONDecoder(strict=False).raw_decode(text)
     except ValueError:
         return {}

@@ -1,13 +1,13 @@
-"""Process groups of a profiled rank: those listed in its file, and those that only its collectives name.
+"""Find the process groups of a profiled rank: those listed in its file, and those that only its collectives name.
 
-The information on a collective's group depends on the version of torch:
+What a file tells about the group of a collective depends on the version of torch:
 
-| file | group of a collective |
+| torch | group of a collective |
 |---|---|
-| since 2.3 | its name and ranks; of many ranks the text is cut, and the file's list of groups has them, or the \
-collective their first one and the step between them |
-| 2.1, 2.2 | its number of ranks: known if exactly one listed group has that size, or if it is all ranks |
-| before | none: assumed to be all ranks if the file lists no group, or only groups of all ranks |
+| since 2.3 | name and ranks; if the text of many ranks is cut, they are read from the file's list of groups, or from \
+the first rank and the stride that the collective states |
+| 2.1, 2.2 | number of ranks; the group is known if exactly one listed group has that size, or if it has all ranks |
+| before | nothing; the group is assumed to have all ranks if the file lists no group, or only groups of all ranks |
 
 A group of unknown ranks is named after the rank, so that it is not confused with another rank's.
 """
@@ -26,6 +26,8 @@ Ranks = tuple[int, ...]
 
 
 class _Group(NamedTuple):
+    """A process group as the file describes it; values that it lacks are empty."""
+
     description: str = ""
     backend: str = ""
     ranks: Ranks = ()
@@ -34,10 +36,10 @@ class _Group(NamedTuple):
 
 
 def world_size_of_profile(trace: ProfilerFile) -> int:
-    """Return the number of ranks that a file names; 0 if it names none.
+    """Return the number of ranks of the job, or the least number that the file's groups need; 0 if it names no ranks.
 
     Raises:
-        TypeError, ValueError: it names ranks or a number of ranks that no job has.
+        TypeError, ValueError: the file names ranks or a number of ranks that no job has.
     """
     named = max((max(group.ranks) + 1 for group in _listed(trace, 0).values() if group.ranks), default=0)
     size = max(int(trace.distributed.get("world_size") or 0), named)
@@ -45,13 +47,24 @@ def world_size_of_profile(trace: ProfilerFile) -> int:
     return size
 
 
+class GroupOfCall(NamedTuple):
+    """The process group of one collective."""
+
+    name: str
+    axis: str
+    ranks: Ranks
+    """Empty if unknown."""
+    size: int
+    """Number of ranks; 0 if unknown."""
+
+
 class ProfilerGroups:
     """The groups of one rank.
 
     Args:
-        trace: of that rank.
-        rank: its number.
-        world_size: of the job.
+        trace: File of the rank.
+        rank: The rank.
+        world_size: Number of ranks of the job.
     """
 
     def __init__(self, trace: ProfilerFile, rank: int, world_size: int) -> None:
@@ -63,13 +76,14 @@ class ProfilerGroups:
         self._assumed = 0
         self._of_unknown_size = 0
 
-    def of(self, call: ProfilerCall) -> tuple[str, str, Ranks, int]:
-        """Return name, axis, ranks and size of the group of a collective; a size of 0 is unknown."""
+    def of(self, call: ProfilerCall) -> GroupOfCall:
+        """Return the group of a collective, and remember what the collective states about it."""
         arguments = call.arguments
         size = int(arguments.get("Group size") or 0)
-        size = size if 0 < size <= MOST_RANKS else 0
-        named = arguments.get("Process Group Name")
-        name = self._unnamed(size) if named is None else str(named)
+        if not 0 < size <= MOST_RANKS:
+            size = 0
+        stated_name = arguments.get("Process Group Name")
+        name = self._name_by_size(size) if stated_name is None else str(stated_name)
         group = self._groups.get(name, _Group())
         ranks = listed(arguments.get("Process Group Ranks")) or group.ranks or _evenly_spaced(arguments, size)
         if ranks and not 0 <= min(ranks) <= max(ranks) < len(self._world):
@@ -80,10 +94,10 @@ class ProfilerGroups:
         size = size or len(ranks) or group.size
         self._of_unknown_size += not size
         self._groups[name] = _Group(description, group.backend, ranks, size)
-        return name, axis_of(description), ranks, self._groups[name].size
+        return GroupOfCall(name, axis_of(description), ranks, size)
 
-    def _unnamed(self, size: int) -> str:
-        """Return the name of the group of a collective that gives at most the group's size."""
+    def _name_by_size(self, size: int) -> str:
+        """Return the name of the group of a collective that states only the group's size; 0 if not even that."""
         if not size and not self._groups and len(self._world) > 1:
             self._assumed += 1
             size = len(self._world)
@@ -96,15 +110,18 @@ class ProfilerGroups:
         return f"{size} ranks, of rank {self._rank}" if size else f"a group of rank {self._rank}"
 
     def rows(self, calls: Sequence[ProfilerCall]) -> Iterable[tuple[Any, ...]]:
-        """Yield the rows of the groups table."""
-        on_gpu = any(call.is_kernel for call in calls)
+        """Yield the rows of `schema.GROUPS`.
+
+        Args:
+            calls: Collectives of the rank, which tell how times were measured.
+        """
+        timing = "cuda" if any(call.is_kernel for call in calls) else "work"
         for name, group in self._groups.items():
-            timing = "cuda" if on_gpu else "work"
             size = len(group.ranks) or group.size or 1
             yield name, axis_of(group.description), "", list(group.ranks), size, group.backend, timing
 
     def notes(self) -> Iterable[str]:
-        """Yield notes on assumptions about groups that are not in the file."""
+        """Yield notes on groups that the file does not name, or whose size it does not tell."""
         if self._assumed:
             yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
         if self._of_unknown_size:
@@ -113,39 +130,48 @@ class ProfilerGroups:
 
 
 def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:
-    """Return the ranks of a large group, from the first rank and the stride in the file.
+    """Return the ranks of a large group, from the first rank and the stride that a collective states.
 
-    Empty if the text of the ranks, cut as in ``"[0, 2, 4, ...]"``, contradicts them.
+    Empty if they contradict the text of the first ranks, ``"[0, 2, 4, ...]"``.
     """
-    first, step = (arguments.get(f"Global rank {name}") for name in ("start", "stride"))
+    first, step = arguments.get("Global rank start"), arguments.get("Global rank stride")
     if not isinstance(first, int) or not isinstance(step, int) or first < 0 or step < 1:
         return ()
     if first + step * size > MOST_RANKS + step:
         return ()
     ranks = tuple(range(first, first + step * size, step))
     before, _, _ = str(arguments.get("Process Group Ranks", "")).partition("...")
-    said = tuple(int(rank) for rank in re.findall(r"\d+", before))
-    return ranks if said == ranks[: len(said)] else ()
+    first_ranks = tuple(int(rank) for rank in re.findall(r"\d+", before))
+    return ranks if first_ranks == ranks[: len(first_ranks)] else ()
 
 
 def axis_of(description: str) -> str:
-    """Return the mesh axis if a mesh made the group, else the group's description; empty if there is none."""
+    """Return the mesh axis from the description of a mesh's group, else the description itself; empty if none."""
     if description in ("default_pg", "undefined", ""):
         return ""
     return description.removeprefix("mesh_")
 
 
 def _listed(trace: ProfilerFile, world_size: int) -> dict[str, _Group]:
-    """Return {name: group} of the file's ``distributedInfo``, which lists no ranks for a group of all ranks."""
+    """Return {name: group} of the file's ``distributedInfo``, which lists no ranks for a group of all ranks.
+
+    Raises:
+        TypeError, ValueError: the file names ranks or a number of ranks that no job has.
+    """
     groups = {}
-    for group in trace.distributed.get("pg_config") or ():
-        if isinstance(group, dict):
-            name = str(next((named for named in map(group.get, ("pg_name", "name")) if named is not None), ""))
-            backend = str(group.get("backend_config") or trace.distributed.get("backend") or "")
-            ranks = listed(group.get("ranks")) or ()
-            size = len(ranks) or int(group.get("group_size") or group.get("pg_size") or 0)
-            checked_ranks([*ranks, size - 1] if size else [])
-            if not ranks and size and size == world_size:
-                ranks = tuple(range(size))
-            groups[name] = _Group(str(group.get("pg_desc") or ""), backend, ranks, size)
+    for entry in trace.distributed.get("pg_config") or ():
+        if not isinstance(entry, dict):
+            continue
+        name = entry.get("name") if entry.get("pg_name") is None else entry["pg_name"]
+        ranks = listed(entry.get("ranks")) or ()
+        size = len(ranks) or int(entry.get("group_size") or entry.get("pg_size") or 0)
+        checked_ranks([*ranks, size - 1] if size else [])
+        if not ranks and size and size == world_size:
+            ranks = tuple(range(size))
+        groups["" if name is None else str(name)] = _Group(
+            description=str(entry.get("pg_desc") or ""),
+            backend=str(entry.get("backend_config") or trace.distributed.get("backend") or ""),
+            ranks=ranks,
+            size=size,
+        )
     return groups

@@ -1,4 +1,4 @@
-"""What a profiler trace does not say of its collectives, in sentences for the reader."""
+"""Notes for the reader on what a profiler trace lacks: durations, sizes, launches, and the names of collectives."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from dsexplore._internal.trace.unknown_sizes import HAS_UNKNOWN_DTYPE, IS_UNSIZE
 from dsexplore._internal.units import format_count, format_seconds
 
 _MOST_KERNELS = 8
+"""Number of kernels that have a note each."""
 _OF_TORCH = ("NCCL", "RCCL", "NCCL or RCCL")
+"""Libraries that torch.distributed uses."""
 
 
 def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -> Iterable[str]:
-    """Yield notes on what one file lacks.
+    """Yield notes on the kernels, times and damaged events of one file.
 
     Args:
-        calls: the collectives that were read from it.
-        trace: the file.
-        damaged: number of its events that were omitted.
+        calls: Collectives that were read from the file.
+        trace: The file.
+        damaged: Number of its events that were omitted.
     """
     yield from _kernel_notes(calls)
     name = trace.file.name
@@ -37,24 +39,24 @@ def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -
 
 
 def _kernel_notes(calls: Iterable[ProfilerCall]) -> Iterable[str]:
-    """Yield a note on each kernel whose collective is unknown, and each of a library beside torch.distributed."""
+    """Yield a note on each kernel whose collective is unknown, or whose library torch.distributed does not use."""
     by_kernel: dict[tuple[str, str], list[ProfilerCall]] = defaultdict(list)
     for call in calls:
         is_unknown = call.op.startswith("unknown:")
         if is_unknown or (call.is_kernel and library_of_kernel(call.raw_op) not in ("", *_OF_TORCH)):
             by_kernel[call.raw_op, "" if is_unknown else call.op].append(call)
     ranked = sorted(by_kernel.items(), key=lambda item: -_seconds(item[1]))
-    for (kernel, op), of_kernel in ranked[:_MOST_KERNELS]:
+    for (kernel, op), calls_of_kernel in ranked[:_MOST_KERNELS]:
         library = library_of_kernel(kernel)
-        of = f"{kernel} of {library}" if library else kernel
-        what = f"communicates in {_counted(of_kernel)}"
-        yield f"{of} {what}: {op or 'the file does not say which collective'}"
-    if rest := [call for _, of_kernel in ranked[_MOST_KERNELS:] for call in of_kernel]:
-        yield f"{format_count(len(ranked) - _MOST_KERNELS, 'further kernel')} of such kinds: {_counted(rest)}"
+        name = f"{kernel} of {library}" if library else kernel
+        what = op or "the file does not say which collective"
+        yield f"{name} communicates in {_counted(calls_of_kernel)}: {what}"
+    if others := [call for _, calls_of_kernel in ranked[_MOST_KERNELS:] for call in calls_of_kernel]:
+        yield f"{format_count(len(ranked) - _MOST_KERNELS, 'further kernel')} of such kinds: {_counted(others)}"
 
 
 def _counted(calls: Sequence[ProfilerCall]) -> str:
-    """Return number and time of calls: ``3 calls, 1.2 ms together``; without the time if it is unknown."""
+    """Return number and duration of calls: ``3 calls, 1.2 ms together``; only the number if durations are unknown."""
     many = format_count(len(calls), "call")
     return f"{many}, {format_seconds(_seconds(calls))} together" if any(call.end for call in calls) else many
 
@@ -64,7 +66,7 @@ def _seconds(calls: Iterable[ProfilerCall]) -> float:
 
 
 def _content(trace: ProfilerFile) -> str:
-    """Say what a file without collectives has instead."""
+    """Return a clause on what a file without collectives has instead."""
     if not trace.categories:
         return "it has no events"
     if any(map(is_kernel, trace.categories)):
@@ -79,8 +81,8 @@ def notes_on_steps(calls: Iterable[ProfilerCall], name: str) -> Iterable[str]:
     """Yield a note on collectives that no step counts, for a file with steps.
 
     Args:
-        calls: of one file.
-        name: of the file.
+        calls: Collectives of the file.
+        name: Name of the file.
     """
     before = sum(call.issued is None for call in calls)
     if before:
@@ -92,10 +94,10 @@ def notes_on_sizes(events: pl.DataFrame, name: str) -> Iterable[str]:
     """Yield notes on collectives whose size or dtype is unknown.
 
     Args:
-        events: of one file.
-        name: of the file.
+        events: Events table of the file.
+        name: Name of the file.
     """
-    unsized, untyped = events.filter(IS_UNSIZED), events.filter(HAS_UNKNOWN_DTYPE)
-    for missing, what in ((unsized, "size"), (untyped, "dtype")):
-        if len(missing):
-            yield f"{name} does not say the {what} of {len(missing):,} of its collectives: sums are without them"
+    for is_unknown, what in ((IS_UNSIZED, "size"), (HAS_UNKNOWN_DTYPE, "dtype")):
+        count = events.filter(is_unknown).height
+        if count:
+            yield f"{name} does not say the {what} of {count:,} of its collectives: sums are without them"

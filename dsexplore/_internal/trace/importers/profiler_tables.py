@@ -1,10 +1,15 @@
-"""The tables of a trace from one rank's profiler trace."""
+"""Build the tables of a trace from one rank's profiler trace.
+
+Phase, module and step of a collective are those of the ranges around its issue on the thread that issued it: calls of
+modules on the Python stack (``nn.Module: Linear_3``), ranges that the program named with ``record_function``, steps of
+the profiler, and autograd's nodes.
+"""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -14,7 +19,7 @@ from dsexplore._internal.trace.collectives import wire_bytes_if_known
 from dsexplore._internal.trace.importers.event_kinds import Event
 from dsexplore._internal.trace.importers.event_ranges import EventRanges, begin_of, end_of, thread_of
 from dsexplore._internal.trace.importers.kernel_launches import is_on_cpu
-from dsexplore._internal.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call
+from dsexplore._internal.trace.importers.profiler_calls import ProfilerCall, calls_of, communicates
 from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 from dsexplore._internal.trace.importers.profiler_groups import ProfilerGroups
 from dsexplore._internal.trace.importers.profiler_messages import message_of
@@ -22,30 +27,19 @@ from dsexplore._internal.trace.importers.profiler_notes import notes_of, notes_o
 from dsexplore._internal.trace.schema import Phase
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 
-# Where in the program a profiled rank was: the ranges around a moment on the thread that issued a collective.
-#
-# Ranges are the calls of modules on the Python stack (``nn.Module: Linear_3``), what the program named with
-# ``record_function``, steps of the profiler, and autograd's nodes.
-
 _MODULE = "nn.Module: "
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _FSDP = re.compile(r"FSDP::(\S+)(?: (?:for )?\(?([\w.\[\]-]+)\)?)?")
 _OPTIMIZER = ("Optimizer.step", "optimizer_step")
 _BACKWARD = ("autograd::engine::evaluate_function", "## backward")
 _NOT_THE_PROGRAMS = (
-    "nccl:",
-    "gloo:",
-    "c10d::",
-    "record_param_comms",
-    "Optimizer.",
-    "ProfilerStep",
-    "autograd::",
-    "FSDP::",
+    *("nccl:", "gloo:", "c10d::", "record_param_comms", "Optimizer.", "ProfilerStep", "autograd::", "FSDP::"),
 )
+"""Start of the names of ranges that torch names."""
 
 
 class Place(NamedTuple):
-    """Where a collective was issued."""
+    """The part of the program that issued a collective."""
 
     step: int
     """The profiler's step, from 0, in which it was issued, or after which; 0 in a file without steps."""
@@ -65,15 +59,14 @@ class Places:
     """The ranges of one trace on the threads that issued collectives, and its steps.
 
     Args:
-        events: of the trace.
-        threads: of its collectives.
+        events: Events of the trace.
+        threads: Threads that issued its collectives.
     """
 
-    def __init__(self, events: Iterable[Event], threads: Iterable[object]) -> None:
-        wanted = set(threads)
-        kept = [event for event in events if thread_of(event) in wanted and _is_range(event)]
-        self._ranges = EventRanges(kept)
-        self._has_modules = any(event["name"].startswith(_MODULE) for event in kept)
+    def __init__(self, events: Sequence[Event], threads: Collection[object]) -> None:
+        ranges = [event for event in events if thread_of(event) in threads and _is_range(event)]
+        self._ranges = EventRanges(ranges)
+        self._has_modules = any(event["name"].startswith(_MODULE) for event in ranges)
         self._steps = _steps(events)
 
     @property
@@ -85,36 +78,45 @@ class Places:
         """Return the `Place` of each moment.
 
         Args:
-            moments: pairs of a thread, None if unknown, and a time in the file's microseconds, None for one before the
-                recording.
+            moments: Pairs of a thread, None if unknown, and a time in the file's microseconds, None for a time before
+                the recording.
         """
-        around = self._ranges.around([(thread, at) for thread, at in moments if at is not None])
-        names = iter(around)
-        return [
-            self._place(tuple(event["name"] for event in next(names)) if at is not None else (), at)
-            for _, at in moments
-        ]
+        around = self._ranges.around([(thread, 0.0 if at is None else at) for thread, at in moments])
+        places = []
+        for (_, at), ranges in zip(moments, around, strict=True):
+            names = [] if at is None else [event["name"] for event in ranges]
+            places.append(self._in_step(_place(names, self._has_modules), at))
+        return places
 
-    def _place(self, names: tuple[str, ...], at: float | None) -> Place:
-        place = _place(names, self._has_modules)
+    def _in_step(self, place: Place, at: float | None) -> Place:
+        """Return the place with its step, and with the phase of a moment outside all steps."""
         if not self._steps:
             return place
-        if at is None or at < self._steps[0][0]:
+        first = self._steps[0]
+        if at is None or at < first.begin:
             return place._replace(phase="start-up")
-        begins = [begin for begin, _, _ in self._steps]
-        _, end, number = self._steps[bisect_right(begins, at) - 1]
-        return place._replace(step=number - self._steps[0][2], phase=place.phase if at <= end else "between steps")
+        step = self._steps[bisect_right(self._steps, at, key=lambda step: step.begin) - 1]
+        phase = place.phase if at <= step.end else "between steps"
+        return place._replace(step=step.number - first.number, phase=phase)
 
 
-def _steps(events: Iterable[Event]) -> list[tuple[float, float, int]]:
-    """Return begin, end and number of each step that the profiler marked, in order of time.
+class _ProfiledStep(NamedTuple):
+    begin: float
+    """Start in the file's microseconds."""
+    end: float
+    number: int
 
-    The marks of the CPU count; those of the GPU, which are copies of them, only where a file has no others.
+
+def _steps(events: Iterable[Event]) -> list[_ProfiledStep]:
+    """Return the steps that the profiler marked, in order of time.
+
+    Marks of the GPU are copies of those of the CPU, and count only in a file without the latter.
     """
-    on_cpu, on_gpu = list[tuple[float, float, int]](), list[tuple[float, float, int]]()
+    on_cpu: list[_ProfiledStep] = []
+    on_gpu: list[_ProfiledStep] = []
     for event in events:
         if event["name"].startswith("ProfilerStep#") and (match := _STEP.match(event["name"])):
-            step = begin_of(event), end_of(event), int(match[1])
+            step = _ProfiledStep(begin=begin_of(event), end=end_of(event), number=int(match[1]))
             (on_cpu if is_on_cpu(event) else on_gpu).append(step)
     return sorted(on_cpu or on_gpu)
 
@@ -125,8 +127,14 @@ def _is_range(event: Event) -> bool:
 
 
 def _place(names: Sequence[str], has_modules: bool) -> Place:
+    """Return the place inside the ranges of these names, outermost first; its step is 0.
+
+    Args:
+        names: Names of the ranges.
+        has_modules: True if the file has ranges of modules.
+    """
     modules = tuple(name.removeprefix(_MODULE) for name in names if name.startswith(_MODULE))
-    modules_named = tuple(name for name in names if not name.startswith((_MODULE, *_NOT_THE_PROGRAMS, *_BACKWARD)))
+    of_program = tuple(name for name in names if not name.startswith((_MODULE, *_NOT_THE_PROGRAMS, *_BACKWARD)))
     is_backward = any(name.startswith(_BACKWARD) for name in names)
     owner, cause = "", ""
     for name in names:
@@ -138,66 +146,82 @@ def _place(names: Sequence[str], has_modules: bool) -> Place:
         phase = "optimizer"
     elif is_backward:
         phase = "recompute" if modules else "backward"
-    elif modules or any("forward" in name.lower() for name in modules_named):
+    elif modules or any("forward" in name.lower() for name in of_program):
         phase = "forward"
     if not has_modules:
-        modules = modules_named
-    return Place(step=0, phase=phase, modules=modules, names=modules_named, owner=owner, cause=cause)
+        modules = of_program
+    return Place(step=0, phase=phase, modules=modules, names=of_program, owner=owner, cause=cause)
 
 
 def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables:
     """Build one rank's tables of collectives, modules and groups.
 
     Args:
-        trace: of that rank.
-        rank: its number.
-        world_size: of the job.
+        trace: File of that rank.
+        rank: The rank.
+        world_size: Number of ranks of the job.
     """
-    calls = [call for call in calls_of(trace) if is_a_call(call)]
+    calls = [call for call in calls_of(trace) if communicates(call)]
     threads = {call.thread for call in calls if call.thread is not None}
     ranges, damaged = trace.ranges_on(threads)
     places = Places([*trace.events, *ranges], threads)
-    where = places.of([(call.thread, call.issued) for call in calls])
-    named = ProfilerGroups(trace, rank, world_size)
-    rows = [_row(rank, i, call, place, named) for i, (call, place) in enumerate(zip(calls, where, strict=True))]
-    events = _events(rows) if rows else schema.empty("events")
-    queued = notes_on_steps(calls, trace.file.name) if places.has_steps else ()
+    places_of_calls = places.of([(call.thread, call.issued) for call in calls])
+    groups = ProfilerGroups(trace, rank, world_size)
+    events = schema.events_of(
+        [
+            {**_row(call, place, groups), "rank": rank, "seq": seq}
+            for seq, (call, place) in enumerate(zip(calls, places_of_calls, strict=True))
+        ]
+    )
     notes = [
-        *queued,
+        *(notes_on_steps(calls, trace.file.name) if places.has_steps else ()),
         *notes_of(calls, trace, trace.damaged + damaged),
-        *named.notes(),
+        *groups.notes(),
         *notes_on_sizes(events, trace.file.name),
     ]
     return Tables(
         events=events,
-        modules=_modules(where),
-        groups=pl.DataFrame(list(named.rows(calls)), schema=schema.GROUPS, orient="row"),
+        modules=_modules(places_of_calls),
+        groups=pl.DataFrame(list(groups.rows(calls)), schema=schema.GROUPS, orient="row"),
         info=TraceInfo(world_size=world_size, ranks=(rank,), notes=tuple(notes)),
     )
 
 
-def _events(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
-    """Build the events table; each row's shape is a number of elements, because lists are slow to read one by one."""
-    flat = pl.DataFrame(rows, schema={**schema.EVENTS, "shape": pl.Int64()}, orient="row")
-    shape = pl.col("shape").reshape((-1, 1)).cast(schema.EVENTS["shape"]).list.drop_nulls()
-    return flat.with_columns(shape=shape)
-
-
-def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: ProfilerGroups) -> tuple[Any, ...]:
-    name, axis, ranks, size = groups.of(call)
-    sent, dtype, elements = message_of(call, size)
+def _row(call: ProfilerCall, place: Place, groups: ProfilerGroups) -> dict[str, object]:
+    """Return the row of `schema.EVENTS` for a collective, without ``rank`` and ``seq``."""
+    group = groups.of(call)
+    message = message_of(call, group.size)
     trigger = ".".join(place.modules)
-    peer = call.arguments.get("Dst Rank" if call.op == "send" else "Src Rank") if call.op in ("send", "recv") else None
-    cause = place.cause or (place.names[-1] if place.names and place.names != place.modules else "")
-    return (
-        *(rank, place.step, position, call.op, call.raw_op, place.phase, trigger, place.owner or trigger, axis),
-        *(name, size or 1, sent, wire_bytes_if_known(call.op, sent, size), dtype, elements, False),
-        *(cause, "", True, False, None, _member(peer, ranks, groups.world_size), None, None, None),
-        *(call.start, call.end, "completed" if call.end is not None else ""),
-        call.exposed,
-        _group_seq(call),
-        None,
-    )
+    peer = None
+    if call.op in ("send", "recv"):
+        stated = call.arguments.get("Dst Rank" if call.op == "send" else "Src Rank")
+        peer = _member(stated, group.ranks, groups.world_size)
+    cause = place.cause
+    if not cause and place.names and place.names != place.modules:
+        cause = place.names[-1]
+    return {
+        **schema.IMPORTED_EVENT,
+        "step": place.step,
+        "op": call.op,
+        "raw_op": call.raw_op,
+        "phase": place.phase,
+        "trigger": trigger,
+        "owner": place.owner or trigger,
+        "axis": group.axis,
+        "group": group.name,
+        "group_size": group.size or 1,
+        "message_bytes": message.message_bytes,
+        "wire_bytes": wire_bytes_if_known(call.op, message.message_bytes, group.size),
+        "dtype": message.dtype,
+        "shape": [] if message.elements is None else [message.elements],
+        "cause": cause,
+        "peer": peer,
+        "start": call.start,
+        "end": call.end,
+        "state": "" if call.end is None else "completed",
+        "waited": call.exposed,
+        "group_seq": _group_seq(call),
+    }
 
 
 def _group_seq(call: ProfilerCall) -> int | None:
@@ -207,13 +231,13 @@ def _group_seq(call: ProfilerCall) -> int | None:
 
 
 def _member(peer: Any, ranks: Sequence[int], world_size: int) -> int | None:
-    """Return the rank that a file gives as a rank of the world, or as a place in the group; None if it is neither."""
+    """Return the rank of a peer that a file states as a rank of the world or of the group; None if it is neither."""
     if not isinstance(peer, (int, str)) or not str(peer).isdecimal():
         return None
-    place = int(peer)
-    if place in ranks or (not ranks and place < world_size):
-        return place
-    return ranks[place] if place < len(ranks) else None
+    rank = int(peer)
+    if rank in ranks or (not ranks and rank < world_size):
+        return rank
+    return ranks[rank] if rank < len(ranks) else None
 
 
 def _modules(places: Iterable[Place]) -> pl.DataFrame:
@@ -224,5 +248,6 @@ def _modules(places: Iterable[Place]) -> pl.DataFrame:
             rows.setdefault(place.owner, (place.owner, "", "", 0, 0))
         for depth, module in enumerate(place.modules):
             path, parent = ".".join(place.modules[: depth + 1]), ".".join(place.modules[:depth])
-            rows.setdefault(path, (path, parent, module.rpartition("_")[0] or module, depth, 0))
+            kind = module.rpartition("_")[0] or module  # the profiler writes Linear_3
+            rows.setdefault(path, (path, parent, kind, depth, 0))
     return pl.DataFrame(sorted(rows.values()), schema=schema.MODULES, orient="row")

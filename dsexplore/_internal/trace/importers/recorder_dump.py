@@ -1,13 +1,13 @@
-"""Dumps of torch's flight recorder, formats 2.3 to 2.10: what one rank had issued when it was asked.
+"""Read dumps of torch's flight recorder, formats 2.3 to 2.10: the last collectives that one rank issued.
 
-A dump is JSON or a pickle of plain data, each maybe gzipped:
+A dump is JSON or a pickle of plain data, either of them gzipped or not:
 
 | key | value |
 |---|---|
-| ``entries`` | a ring buffer of the last collectives, in the order of issue; empty where nothing was pending |
+| ``entries`` | a ring buffer of the last collectives, in the order of issue; empty if nothing was pending |
 | ``pg_config`` | by group name: its description, and its ranks as text, ``"[0, 1]"`` |
-| ``pg_status`` | by a number of the group in this process: its last enqueued, started and completed sequence number |
-| ``nccl_version``, since 2.10 ``comm_lib_version`` | of the communication library |
+| ``pg_status`` | by the group's number in this process: its last enqueued, started and completed sequence number |
+| ``nccl_version``, since 2.10 ``comm_lib_version`` | version of the communication library |
 
 `recorder_entry` reads the entries, and `coalesced_entries` joins those that NCCL starts together.
 """
@@ -39,7 +39,7 @@ from dsexplore._internal.units import format_count
 
 _MOST_NAMED = 4
 _SPARSE = 1_000
-"""How many numbers a record may omit, on average, before they are not numbers of calls."""
+"""Omitted numbers per recorded one from which the numbers are not taken for numbers of calls."""
 
 
 @dataclass(frozen=True)
@@ -55,31 +55,30 @@ class RecorderDump:
     groups: Mapping[str, tuple[str, tuple[int, ...]]]
     """{group name: (description, global ranks)}; the ranks are empty if unknown."""
     status: Mapping[int, tuple[int, int, int]]
-    """{`RecorderEntry.group_number`: last enqueued, started and completed sequence number}; −1 for none."""
+    """{`RecorderEntry.group_number`: last enqueued, started and completed sequence number}; −1 if there is none."""
     is_of_active: bool = False
     """True if only active entries were requested, so that completed ones are missing."""
     note: str = ""
-    """Reason for a dump without content: its file is empty."""
+    """Note on why the dump has no content; empty if it has."""
 
     @cached_property
     def unwritten(self) -> tuple[int, ...]:
-        """Numbers of calls that are missing between those recorded; of gloo, whose recorder does not write all kinds.
+        """Numbers of gloo's calls that are missing between the recorded ones.
 
-        Sends, receives and monitored barriers are counted (``op_id``) and not written, at least up to torch 2.15. One
-        that follows the last recorded call leaves no trace.
+        Gloo's recorder counts sends, receives and monitored barriers (``op_id``) but does not write them, at least up
+        to torch 2.15. Such a call after the last recorded one cannot be noticed.
         """
+        if self.is_of_active:
+            return ()
         numbers_of_group: dict[str, set[int]] = defaultdict(set)
         for entry in self.entries:
             if entry.raw_op.startswith("gloo") and entry.call_number is not None:
                 numbers_of_group[entry.group].add(entry.call_number)
-        if self.is_of_active:
-            return ()
-        missing = (
-            set(range(min(present), max(present))) - present
-            for present in numbers_of_group.values()
-            if _SPARSE * len(present) > max(present) - min(present)
-        )
-        return tuple(sorted(number for numbers in missing for number in numbers))
+        missing: list[int] = []
+        for present in numbers_of_group.values():
+            if _SPARSE * len(present) > max(present) - min(present):
+                missing += set(range(min(present), max(present))) - present
+        return tuple(sorted(missing))
 
     @property
     def note_on_unwritten(self) -> str:
@@ -95,7 +94,7 @@ class RecorderDump:
 
 
 def is_recorder_dump(content: Any) -> bool:
-    """Return True if `content` is that of a flight-recorder dump."""
+    """Return True if `content` has the keys of a flight-recorder dump."""
     return isinstance(content, dict) and (
         "pg_config" in content or "pg_status" in content or ("entries" in content and "version" in content)
     )
@@ -105,7 +104,7 @@ def read_content(file: Path) -> Any:
     """Read a JSON file or a pickle of plain data, gzipped or not; None if it is empty.
 
     Raises:
-        TraceFileError: the file is neither, or incomplete.
+        TraceFileError: the file is neither, or it is incomplete.
     """
     try:
         data = content_of(file)
@@ -114,8 +113,8 @@ def read_content(file: Path) -> Any:
         if data[:1] == b"\x80":
             return load_plain(data)
         content = _parse_json(data)
-        if _HALF_OF_A_CHARACTER.search(data):
-            json.dumps(content, ensure_ascii=False).encode()  # raises where the other half is missing
+        if _SURROGATE.search(data):
+            json.dumps(content, ensure_ascii=False).encode()  # raises if the other surrogate of a pair is missing
         return content
     except MemoryError:
         raise
@@ -127,16 +126,19 @@ def read_content(file: Path) -> Any:
 
 
 def _parse_json(data: bytes) -> Any:
-    """Parse JSON, each distinct stack once: stacks are most of a dump, and few of them differ.
+    """Parse JSON, and each distinct stack only once, because stacks are most of a dump and few of them differ.
 
-    If that fails, as with a bracket in a file's name, everything is parsed as usual.
+    Each stack is replaced by its number before parsing. If this fails, because a file's name has a bracket, the whole
+    text is parsed.
     """
     stacks: dict[bytes, int] = {}
-    shorter = _STACK.sub(lambda match: b'"frames":%d' % stacks.setdefault(match[1], len(stacks)), data)
+    numbered = _STACK.sub(lambda match: b'"frames":%d' % stacks.setdefault(match[1], len(stacks)), data)
+    if not stacks:
+        return json.loads(data)
     try:
         frames = [json.loads(stack) for stack in stacks]
-        content = json.loads(shorter)
-        for entry in content["entries"] if stacks else ():
+        content = json.loads(numbered)
+        for entry in content["entries"]:
             if isinstance(entry.get("frames"), int):
                 entry["frames"] = frames[entry["frames"]]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
@@ -144,7 +146,8 @@ def _parse_json(data: bytes) -> Any:
     return content
 
 
-_HALF_OF_A_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Matches the beginning of an escaped UTF-16 surrogate, which is half of a character."""
 _STACK = re.compile(rb'"frames":\s*(\[[^\]]*\])')
 
 
@@ -181,15 +184,15 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
 
 
 _FIELDS = {"version": (str,), "pg_config": (Mapping,), "pg_status": (Mapping,), "entries": (list, tuple)}
-"""{field of a dump: its types}; torch writes an empty one, or none, where there is nothing to say."""
+"""{field of a dump: its types}; torch may leave a field empty or out, but never writes null."""
 
 
 def _check_fields(content: Mapping[str, Any]) -> None:
-    """Check that no field is null or of another type: that is damage, not an empty dump.
+    """Check that no field is null or of another type, which would be damage.
 
     Raises:
-        MissingField: fields are null; the text names all.
-        TypeError: one is of another type.
+        MissingField: fields are null; the text names all of them.
+        TypeError: a field is of another type.
     """
     missing = [name for name in _FIELDS if name in content and content[name] is None]
     if missing:
@@ -200,10 +203,10 @@ def _check_fields(content: Mapping[str, Any]) -> None:
 
 
 def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return {group name: (description, ranks)} of a dump; gloo's entry without name and ranks is skipped.
+    """Return {group name: (description, ranks)} of a dump, without gloo's group that has neither name nor ranks.
 
     Raises:
-        TypeError, ValueError: ``pg_config`` lists no groups.
+        TypeError, ValueError: ``pg_config`` is not a list of groups.
     """
     listed = content.get("pg_config") or {}
     if not isinstance(listed, Mapping):
@@ -212,25 +215,31 @@ def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...
     for key, group in listed.items():
         if isinstance(group, Mapping):
             name = str(key if group.get("name") is None else group["name"])
-            described = str(group.get("desc") or ""), numbers(group.get("ranks", ""))
+            description, ranks = str(group.get("desc") or ""), parse_ranks(group.get("ranks", ""))
         else:  # before format 2.1: only the ranks
-            name, described = str(key), ("", numbers(group))
-        if name or described[1]:
-            groups[name] = described
+            name, description, ranks = str(key), "", parse_ranks(group)
+        if name or ranks:
+            groups[name] = description, ranks
     return groups
 
 
-def numbers(ranks: Any) -> tuple[int, ...]:
+def parse_ranks(listed: Any) -> tuple[int, ...]:
     """Return ranks from a list, or from text such as ``"[0, 1]"``.
 
     Raises:
-        TypeError, ValueError: one is not a number, or no rank that a job has.
+        TypeError, ValueError: one of them is not a number, or not a rank that a job can have.
     """
-    named = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks or ()
-    return checked_ranks(int(rank) for rank in named)
+    texts = re.findall(r"\d+", listed) if isinstance(listed, str) else listed or ()
+    return checked_ranks(int(rank) for rank in texts)
 
 
 def _status(group: object, status: object) -> tuple[int, int, int]:
+    """Return the last enqueued, started and completed sequence number of a group; −1 if there is none.
+
+    Raises:
+        MissingField: one of them is null.
+        TypeError, ValueError: the status is invalid.
+    """
     if not isinstance(status, Mapping):
         raise TypeError(f"pg_status[{group}] is {reprlib.repr(status)}")
     last = []
@@ -242,17 +251,17 @@ def _status(group: object, status: object) -> tuple[int, int, int]:
 
 
 def _ended_messages(entries: Sequence[RecorderEntry], status: Mapping[int, tuple[int, int, int]]) -> dict[str, int]:
-    """Return {group: number of its last completed message} for groups that have only sent messages.
+    """Return {group: number of its last completed message} for groups that have sent messages only.
 
-    A group has one count of completed calls, for collectives and messages together.
+    A group has one count of completed calls, for collectives and messages together, so others are left out.
     """
     by_group: dict[str, list[RecorderEntry]] = defaultdict(list)
     for entry in entries:
         by_group[entry.group].append(entry)
     ended = {}
-    for group, in_group in by_group.items():
-        number = in_group[0].group_number
-        is_of_nccl = not in_group[0].raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
-        if number is not None and number in status and is_of_nccl and all(entry.numbers[0] == 0 for entry in in_group):
-            ended[group] = status[number][2]
+    for group, of_group in by_group.items():
+        number = of_group[0].group_number
+        has_ends = not of_group[0].raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
+        if number is not None and number in status and has_ends and all(entry.numbers[0] == 0 for entry in of_group):
+            _, _, ended[group] = status[number]
     return ended

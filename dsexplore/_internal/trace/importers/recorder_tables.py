@@ -1,4 +1,4 @@
-"""The tables of a trace from flight-recorder dumps: one event per collective of each rank, with its state."""
+"""Build the tables of a trace from flight-recorder dumps: one event per collective of each rank, with its state."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def tables_of(dump: RecorderDump, world_size: int) -> Tables:
     """Build one rank's tables of events and groups.
 
     Args:
-        dump: of that rank.
-        world_size: number of ranks of the job.
+        dump: Dump of that rank.
+        world_size: Number of ranks of the job.
     """
     members = {name: ranks for name, (_, ranks) in dump.groups.items()}
-    rows = [_row(dump.rank, i, entry, members.get(entry.group, ())) for i, entry in enumerate(dump.entries)]
+    rows = [_row(dump.rank, seq, entry, members.get(entry.group, ())) for seq, entry in enumerate(dump.entries)]
     notes = [f"rank {dump.rank}: {dump.note}"] if dump.note else []
     notes += [dump.note_on_unwritten] if dump.unwritten else []
     if dump.entries and dump.entries[0].record > 0:
         first = dump.entries[0].record
         notes.append(f"rank {dump.rank}: the recorder kept {len(dump.entries):,} collectives, not the {first:,} before")
     return Tables(
-        events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row") if rows else schema.empty("events"),
+        events=schema.events_of(rows),
         groups=pl.DataFrame(list(_groups(dump)), schema=schema.GROUPS, orient="row"),
         info=TraceInfo(world_size=world_size, ranks=(dump.rank,), notes=tuple(notes)),
     )
@@ -47,71 +47,90 @@ def world_size_of(dumps: Iterable[RecorderDump]) -> int:
 
 
 def _groups(dump: RecorderDump) -> Iterable[tuple[Any, ...]]:
-    described = dict(dump.groups)
+    """Yield the rows of `schema.GROUPS`: the groups that the dump lists, and those that only its entries name."""
+    groups = dict(dump.groups)
     backends: dict[str, str] = {}
     for entry in dump.entries:
-        described.setdefault(entry.group, (entry.description, ()))
+        groups.setdefault(entry.group, (entry.description, ()))
         backends.setdefault(entry.group, entry.raw_op.partition(":")[0] if ":" in entry.raw_op else "")
-    for name, (description, ranks) in described.items():
+    for name, (description, ranks) in groups.items():
         yield name, _axis(description), "", list(ranks), len(ranks) or 1, backends.get(name, ""), "host"
 
 
 def _axis(description: str) -> str:
-    """Return the mesh axis in a ``group_desc`` that a mesh made, else the description itself; empty if none."""
+    """Return the mesh axis from the ``group_desc`` of a mesh's group, else the description itself; empty if none."""
     if description in ("default_pg", "undefined", ""):
         return ""
     return description.removeprefix("mesh_")
 
 
-def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int]) -> tuple[Any, ...]:
-    size = len(members) or 1  # of groups without a list of members, only this rank is known
+def _row(rank: int, seq: int, entry: RecorderEntry, members: Sequence[int]) -> dict[str, object]:
+    """Return the row of `schema.EVENTS` for an entry.
+
+    Args:
+        rank: Rank of the dump.
+        seq: Position of the entry in the rank's program order.
+        entry: The entry.
+        members: Ranks of the entry's group; empty if unknown.
+    """
+    size = len(members) or 1  # if the members are unknown, only this rank is known to be one
     is_part = not members and _is_part(entry)
     message = None if is_part or not is_sized(entry) else message_bytes(entry, size)
-    sizes = entry.output_sizes if entry.op in ("all_gather", "recv") else entry.input_sizes
-    shape = _first(sizes) or _first(entry.output_sizes)
-    is_sent = entry.op != "barrier"
-    has_size = is_sent and not is_part
-    dtype = (entry.input_dtypes or entry.output_dtypes or ("",))[0] if is_sent else ""
-    peer = None
+    start, end = _times(entry)
+    row = {
+        **schema.IMPORTED_EVENT,
+        "rank": rank,
+        "seq": seq,
+        "op": entry.op,
+        "raw_op": entry.raw_op,
+        "axis": _axis(entry.description),
+        "group": entry.group,
+        "group_size": size,
+        "message_bytes": message,
+        "wire_bytes": wire_bytes_if_known(entry.op, message, len(members)),
+        "dtype": "",
+        "shape": [],
+        "source": entry.source,
+        "batch": entry.batch,
+        "start": start,
+        "end": end,
+        "state": entry.state,
+    }
+    if entry.op not in ("send", "recv"):
+        row["group_seq"] = entry.sequence
+    if entry.op != "barrier":
+        row["dtype"] = (entry.input_dtypes or entry.output_dtypes or ("",))[0]
+        if not is_part:
+            sizes = entry.output_sizes if entry.op in ("all_gather", "recv") else entry.input_sizes
+            row["shape"] = list(_first(sizes) or _first(entry.output_sizes))
     if entry.peers is not None:
-        place = entry.peers[1] if entry.op == "send" else entry.peers[0]
-        peer = members[place] if place < len(members) else None
-    return (
-        *(rank, 0, position, entry.op, entry.raw_op, "other", "", "", _axis(entry.description), entry.group, size),
-        *(message, wire_bytes_if_known(entry.op, message, len(members)), dtype, list(shape) if has_size else []),
-        *(False, "", entry.source, True, False, entry.batch, peer, None, None, None),
-        *(*_times(entry), entry.state),
-        None,  # how long the program stood still is not in a dump
-        entry.sequence if entry.op not in ("send", "recv") else None,
-        None,  # what modules were called with is not in a dump
-    )
+        sender, receiver = entry.peers
+        peer = receiver if entry.op == "send" else sender
+        row["peer"] = members[peer] if peer < len(members) else None
+    return row
 
 
 def _is_part(entry: RecorderEntry) -> bool:
-    """Return True if the sizes are of one rank's part only, so that the whole depends on the number of ranks."""
+    """Return True if the entry has the sizes of one rank's part only, so that the whole depends on the group's size."""
     whole = {"all_gather": entry.output_sizes, "reduce_scatter": entry.input_sizes, "gather": (), "scatter": ()}
     return entry.op in whole and (not whole[entry.op] or entry.input_sizes == entry.output_sizes)
 
 
 def is_sized(entry: RecorderEntry) -> bool:
-    """Return True if the entry says what was sent: sizes, of a dtype that torch has."""
-    if entry.op == "barrier":
-        return True
-    return (
-        bool(entry.input_sizes or entry.output_sizes)
-        and _item_size(entry.input_dtypes or entry.output_dtypes) is not None
-    )
+    """Return True if the bytes of the message are known: the entry has sizes, and a dtype that this torch has."""
+    has_sizes = bool(entry.input_sizes or entry.output_sizes)
+    return entry.op == "barrier" or (has_sizes and _item_size(entry.input_dtypes or entry.output_dtypes) is not None)
 
 
 def _times(entry: RecorderEntry) -> tuple[int | None, int | None]:
-    """Return start and end: measured if the recorder timed the collective, else its issue and when its end was seen."""
+    """Return start and end in ns, measured if the recorder timed the collective, else its issue and observed end."""
     start = entry.started or entry.created
     if entry.state != "completed" or entry.ended is None:
         return start, None
     if entry.duration_ms is not None:
         return entry.ended - round(entry.duration_ms * 1e6), entry.ended
-    is_before = start is not None and entry.ended < start  # a clock was set, or the file is damaged
-    return start, None if is_before else entry.ended
+    is_before_start = start is not None and entry.ended < start  # the clock was set back, or the file is damaged
+    return start, None if is_before_start else entry.ended
 
 
 def _first(sizes: Sizes) -> tuple[int, ...]:
@@ -120,7 +139,7 @@ def _first(sizes: Sizes) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)  # a job's calls have few different shapes
 def numel(sizes: Sizes) -> int:
-    """Return the number of elements of several tensors together."""
+    """Return the number of elements of all tensors together."""
     return sum(math.prod(shape) for shape in sizes)
 
 
@@ -147,4 +166,5 @@ def message_bytes(entry: RecorderEntry, group_size: int) -> int:
 
 
 def _item_size(dtypes: Sequence[str]) -> int | None:
+    """Return the bytes of one element of the first dtype; None if there is none, or torch does not have it."""
     return item_size(dtypes[0]) if dtypes else None

@@ -28,7 +28,7 @@ from dsexplore._internal.torch_internals.function_modes import (
     enter_function_mode_below,
     inside_mode,
     remove_function_mode,
-    take_back_default_device,
+    reset_default_device,
     takes_default_device,
 )
 from dsexplore._internal.torch_internals.names import TorchName
@@ -212,7 +212,7 @@ def _keep_default_device(patches: Patches, parts: Parts) -> None:
 
 def _restore_default_device(before: torch.device) -> None:
     if default_device() != before:
-        take_back_default_device()
+        reset_default_device()
         if before != CPU and default_device() != before:
             torch.set_default_device(before)
 

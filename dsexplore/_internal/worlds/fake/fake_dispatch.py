@@ -167,7 +167,7 @@ class SimulationMode(ShortKeyMode):
                 return implementation(*args, **kwargs)
         result = super().dispatch(func, types, args, kwargs)
         if key is not None and key not in _kept:
-            _kept[key] = self.kept_under(key)
+            _kept[key] = self.cache_entry(key)
         return result
 
     def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

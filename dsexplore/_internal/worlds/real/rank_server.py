@@ -26,7 +26,7 @@ import polars as pl
 
 from dsexplore._internal.capture.content.recording import Recording
 from dsexplore._internal.capture.recorder_in_use import in_use
-from dsexplore._internal.torch_internals.processes import PRELOADED, clear_compilers_lookups
+from dsexplore._internal.torch_internals.processes import PRELOADED, clear_compiler_cache
 from dsexplore._internal.worlds.cuda import autocast
 from dsexplore._internal.worlds.fake import shared_entries
 from dsexplore._internal.worlds.real.messages import Preload, Reap, Start, receive, send
@@ -153,7 +153,7 @@ def main(descriptor: int) -> None:
     for name in PRELOAD:
         with suppress(ImportError):  # cloudpickle is optional; torch may drop private modules
             importlib.import_module(name)
-    clear_compilers_lookups()
+    clear_compiler_cache()
     plan_tables()
     record_nothing()
     freeze()

@@ -30,7 +30,7 @@ _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)
 
 
 def _skip_errors(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    answer = checkpoint.answer_of_valid_plan(original)
+    answer = checkpoint.result_of_valid_plan(original)
 
     def validate(*_: Any, **__: Any) -> bool | list[str]:
         parts[Remarks].say(_ONLY_PLAYED_RANK.format(rank=dist.get_rank()))

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any
 
 from dsexplore._internal.torch_internals import checkpoint
-from dsexplore._internal.torch_internals.checkpoint import ShardedTensorMetadata, place_of_shard
+from dsexplore._internal.torch_internals.checkpoint import ShardedTensorMetadata, placement_of_shard
 from dsexplore._internal.torch_internals.patches import Parts, Patch
 
 
@@ -56,7 +56,7 @@ def _side_by_side(local: ShardedTensorMetadata, ranks: int) -> list[ShardedTenso
         part = copied.shards_metadata[0]
         part.shard_offsets[dim], part.shard_sizes[dim] = start, min(length, whole - start)
         if part.placement is not None and number != place:
-            part.placement = place_of_shard(number, part.placement)
+            part.placement = placement_of_shard(number, part.placement)
     return held
 
 
