@@ -235,7 +235,7 @@ SAID: Mapping[str, Fill] = {
     "begins elsewhere in an unnamed group than another rank's, and times do not say": profiles(0, 5, 0, regular=True),
     "more files begin elsewhere in a group than another rank's": profiles(0, 4, 4, 4, 4, 4, 0),
     # of numbers that no file can have
-    "none of a job's, which has up to": raw(DUMPS["ranks"], "dump_0"),
+    "is not a rank: a job has up to": raw(DUMPS["ranks"], "dump_0"),
     " is beyond 64 bits": raw(DUMPS["moment"], "dump_0"),
     # of sizes
     "the sizes of its collectives are unknown": one(calls(0, UNSIZED)),
