@@ -1,4 +1,4 @@
-"""A simulated world: what it gives, what it refuses, and that nothing is left of it."""
+"""A simulated world gives torch's own mesh and groups, refuses what does not fit, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,50 +16,19 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
-from dsexplore._internal.errors import ClosedWorldError, UsageError
+from dsexplore._internal.errors import UsageError
 from dsexplore._internal.interrupts import uninterrupted
-from dsexplore._internal.torch_internals.names import minor_version, torch_at_least
+from dsexplore._internal.torch_internals.names import minor_version
 from dsexplore._internal.worlds.simulate import World, current_world, simulate
-from dsexplore._internal.worlds.simulated.closed import ClosedMesh, translated
 from dsexplore._internal.worlds.world_settings import WorldSettings
+from tests.worlds.sharded_models import Build, both, fully_sharded, layers, replicated, step, tensor_parallel
 
 # Imported by name before any world is open, as notebooks do: these too must reach the open world.
 from torch.distributed import destroy_process_group, init_process_group  # isort: skip
-
-
-def layers() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
-
-
-def tensor_parallel(mesh: DeviceMesh) -> nn.Module:
-    return parallelize_module(layers(), mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
-
-
-def fully_sharded(mesh: DeviceMesh) -> nn.Module:
-    return fully_shard(layers(), mesh=mesh["dp"])
-
-
-def both(mesh: DeviceMesh) -> nn.Module:
-    return fully_shard(tensor_parallel(mesh), mesh=mesh["dp"])
-
-
-def replicated(mesh: DeviceMesh) -> nn.Module:
-    return DistributedDataParallel(layers(), process_group=mesh["dp"].get_group())
-
-
-Build = Callable[[DeviceMesh], nn.Module]
-
-
-def step(model: nn.Module) -> torch.Tensor:
-    optimizer = torch.optim.AdamW(model.parameters())
-    loss = model(torch.randn(4, 16)).sum()
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 class TestMesh:
@@ -257,69 +225,6 @@ class TestClosing:
         del mesh, model
         gc.collect()
         assert [reference() for reference in held] == [None, None]
-
-
-class TestClosedWorlds:
-    """A model of a closed world says so, with and without another world open, however it communicates."""
-
-    @pytest.mark.parametrize("build", [tensor_parallel, fully_sharded, both, replicated])
-    @pytest.mark.parametrize("then", [None, "dp=2,tp=4"])
-    def test_using_a_model(self, build: Build, then: str | None) -> None:
-        with simulate(8, "dp=2,tp=4") as mesh:
-            model = build(mesh)
-            step(model)
-            loss = model(torch.randn(4, 16)).sum()
-        self.refuses(model, loss)
-        if then is not None:
-            with simulate(8, then) as other:
-                self.refuses(model, loss)
-                step(build(other))
-
-    def refuses(self, model: nn.Module, loss: torch.Tensor) -> None:
-        with pytest.raises(ClosedWorldError, match=r"simulated world of 8 ranks \(dp=2,tp=4\).* closed"):
-            model(torch.randn(4, 16))
-        if not isinstance(model, DistributedDataParallel):
-            with pytest.raises(ClosedWorldError, match="closed"):
-                loss.backward(retain_graph=True)
-        assert "Linear" in repr(model)
-
-    def test_a_reducer_in_cpp(self) -> None:
-        with simulate(8, "dp=2,tp=4") as mesh:
-            model = replicated(mesh)
-            loss = model(torch.randn(4, 16)).sum()
-        with pytest.raises(RuntimeError, match="closed"):
-            loss.backward()
-
-    def test_using_a_mesh_or_a_parameter(self) -> None:
-        with simulate(8, "dp=2,tp=4") as mesh:
-            weight = next(tensor_parallel(mesh).parameters())
-        assert type(mesh) is ClosedMesh
-        assert repr(mesh) == "DeviceMesh(closed)"
-        for use in (lambda: mesh["tp"], mesh.__class__.size.__get__(mesh), lambda: weight.full_tensor()):
-            with pytest.raises(ClosedWorldError, match="build it again"):
-                use()
-        assert "closed" in repr(weight)
-
-    @pytest.mark.skipif(not torch_at_least("2.10"), reason="groups of torch 2.9 cannot be made to raise")
-    def test_using_a_group_that_was_kept(self) -> None:
-        with simulate(8, "dp=2,tp=4") as mesh:
-            group = mesh["tp"].get_group()
-            name = group.group_name
-        for use in (
-            lambda: dist.all_reduce(torch.ones(2), group=group),
-            lambda: torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", name),
-        ):
-            with pytest.raises(ClosedWorldError, match="closed"), translated():
-                use()
-        with pytest.raises(RuntimeError, match="something else"), translated():
-            raise RuntimeError("something else")
-
-    def test_the_next_world_has_other_group_names(self) -> None:
-        names = []
-        for _ in range(2):
-            with simulate(8, "dp=2,tp=4") as mesh:
-                names.append({mesh[axis].get_group().group_name for axis in ("dp", "tp")})
-        assert names[0].isdisjoint(names[1])
 
 
 class TestFakeTensors:

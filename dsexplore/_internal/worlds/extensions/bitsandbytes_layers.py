@@ -55,8 +55,8 @@ def create_dynamic_map(signed: bool = True, max_exponent_bits: int = 7, total_bi
     """Return the 256 values of the dynamic 8-bit type: seven decades, the higher the finer."""
     values = [0.0, 1.0]
     for exponent in range(7):
-        bounds = torch.linspace(0.1, 1, 2 ** (exponent + (not signed)) + 1)
-        decade = ((bounds[:-1] + bounds[1:]) / 2 * 10.0 ** (exponent - 6)).tolist()
+        count = 2 ** (exponent + (not signed))
+        decade = [(0.1 + 0.9 * (index + 0.5) / count) * 10.0 ** (exponent - 6) for index in range(count)]
         values += [*decade, *(-value for value in decade)] if signed else decade
     return torch.tensor(sorted(values))
 

@@ -1,6 +1,7 @@
 """Stand-ins for ``cut_cross_entropy``: the cross entropy of a classifier's output, from its input and its weight.
 
-Names and signatures are those of https://github.com/apple/ml-cross-entropy; all logits are computed at once.
+Names and signatures are those of https://github.com/apple/ml-cross-entropy. As in its kernels, logits are never held as
+a whole, and are computed again in backward.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from dsexplore._internal.worlds.extensions.linear_losses import checkpointed_losses
 from dsexplore._internal.worlds.extensions.registry import Names
 
 
@@ -25,29 +27,34 @@ def linear_cross_entropy(
     shift: bool | int = 0,
     **options: Any,
 ) -> Tensor:
-    """Return the cross entropy of ``e @ c.T``.
+    """Return the cross entropy of the logits ``e @ c.T``, fp32.
 
     Args:
-        e: ``(..., width)``.
-        c: ``(words, width)``.
-        targets: ``(...)``.
-        bias: ``(words,)``.
-        ignore_index: the label of rows without a loss.
-        softcap: the largest absolute value of a logit.
+        e: input of the classifier, shape (..., width).
+        c: weight of the classifier, shape (vocabulary, width).
+        targets: labels, shape (...).
+        bias: bias of the classifier, shape (vocabulary,).
+        ignore_index: label of rows without a loss.
+        softcap: largest absolute value of a logit; None for no cap.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        shift: how many places a label is behind its row.
-        options: of the kernels, which change no shape.
+        shift: number of positions by which a label follows its row.
+        options: further options, which choose kernels and have no effect here.
     """
     if shift:
         e, targets = e[..., : -int(shift), :], targets[..., int(shift) :]
-    logits = torch.nn.functional.linear(e, c, bias).float()
-    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    loss = cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=ignore_index, reduction=reduction)
-    return loss.view(targets.shape) if reduction == "none" else loss
+
+    def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
+        logits = logits.float() if softcap is None else softcap * torch.tanh(logits.float() / softcap)
+        return cross_entropy(logits, labels, ignore_index=ignore_index, reduction="none")
+
+    losses = checkpointed_losses(losses_of, e.flatten(0, -2), c, bias, targets.flatten())
+    if reduction == "none":
+        return losses.view(targets.shape)
+    return losses.sum() if reduction == "sum" else losses.sum() / (targets != ignore_index).sum()
 
 
 class LinearCrossEntropy(nn.Module):
-    """The loss as a module; options are those of `linear_cross_entropy`."""
+    """The loss as a module, with the options of `linear_cross_entropy`."""
 
     def __init__(self, ignore_index: int = -100, softcap: float | None = None, **options: Any) -> None:
         super().__init__()

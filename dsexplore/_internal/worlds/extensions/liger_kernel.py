@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, gelu, linear, silu
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm
 from dsexplore._internal.worlds.extensions.liger_chunked_losses import NAMES as CHUNKED_LOSSES
 from dsexplore._internal.worlds.extensions.liger_losses import NAMES, kl_div_of_kernel, liger_jsd
+from dsexplore._internal.worlds.extensions.linear_losses import loss_with_gradients
 from dsexplore._internal.worlds.extensions.registry import Names
 from dsexplore._internal.worlds.simulate import current_world
 
@@ -72,16 +73,43 @@ def liger_cross_entropy(
 
     The z-loss is ``lse_square_scale`` times the squared log-sum-exp; ``return_z_loss`` returns it too.
     """
-    logits = input.float() if softcap is None else softcap * torch.tanh(input.float() / softcap)
-    options: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    loss = cross_entropy(logits, target, weight, **options)
-    z_loss = lse_square_scale * logits.logsumexp(-1).square().masked_fill(target == ignore_index, 0)
-    if reduction != "none":
-        z_loss = z_loss.sum()
-    if reduction == "mean":
-        z_loss = z_loss / (target != ignore_index).sum()
-    total = (loss + z_loss).to(input.dtype)
-    return (total, z_loss.to(input.dtype)) if return_z_loss else total
+    kind = _CrossEntropy(weight, ignore_index, reduction, label_smoothing, lse_square_scale, softcap)
+    loss, z_loss = kind.losses(input, target, *kind.divisors(target))
+    loss, z_loss = loss.to(input.dtype), z_loss.to(input.dtype)
+    return (loss, z_loss) if return_z_loss else loss
+
+
+class _CrossEntropy(NamedTuple):
+    """The options of `liger_cross_entropy` that have an effect."""
+
+    weight: Tensor | None
+    ignore_index: int = -100
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
+    lse_square_scale: float = 0.0
+    softcap: float | None = None
+
+    def losses(self, logits: Tensor, target: Tensor, rows: Tensor, z_rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and its z-loss, of each row or their sums, divided by the numbers of `divisors`; fp32."""
+        logits = logits.float() if self.softcap is None else self.softcap * torch.tanh(logits.float() / self.softcap)
+        reduction = "none" if self.reduction == "none" else "sum"
+        options: Any = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
+        loss = cross_entropy(logits, target, self.weight, reduction=reduction, **options)
+        if not self.lse_square_scale:
+            return loss / rows, torch.zeros_like(loss)
+        z_loss = self.lse_square_scale * logits.logsumexp(-1).square().masked_fill(target == self.ignore_index, 0)
+        z_loss = (z_loss if reduction == "none" else z_loss.sum()) / z_rows
+        return loss / rows + z_loss, z_loss
+
+    def divisors(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum of the weights of the labels, and their number, for a mean; else 1."""
+        is_counted = target != self.ignore_index
+        if self.reduction != "mean":
+            return is_counted.new_ones((), dtype=torch.float32), is_counted.new_ones((), dtype=torch.float32)
+        count = is_counted.sum()
+        if self.weight is None:
+            return count, count
+        return (self.weight[target.masked_fill(~is_counted, 0)] * is_counted).sum(), count
 
 
 def liger_fused_linear_cross_entropy(
@@ -91,9 +119,23 @@ def liger_fused_linear_cross_entropy(
     bias: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """Return the cross entropy of a linear layer's output."""
-    accepted = {name: value for name, value in options.items() if name not in ("ce_weight", "accum_dtype")}
-    return liger_cross_entropy(linear(input, weight, bias), target, options.get("ce_weight"), **accepted)
+    """Return the `liger_cross_entropy` of a linear layer's output, with its options.
+
+    With ``reduction="none"`` all logits are held at once.
+    """
+    accepted = {name: value for name, value in options.items() if name in _CrossEntropy._fields}
+    kind = _CrossEntropy(options.get("ce_weight"), **accepted)
+    divisors = kind.divisors(target)
+
+    def losses_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return kind.losses(logits, labels, *divisors)
+
+    if kind.reduction == "none":
+        loss, z_loss = losses_of(linear(input, weight, bias), target)
+    else:
+        loss, z_loss = loss_with_gradients(losses_of, input, weight, bias, target)
+    loss, z_loss = loss.to(input.dtype), z_loss.to(input.dtype)
+    return (loss, z_loss) if options.get("return_z_loss") else loss
 
 
 class LigerRMSNorm(nn.Module):
@@ -252,7 +294,22 @@ def _linear_cross_entropy_of_kernel(
     *options: Any,
 ) -> tuple[Any, Any]:
     """Return the cross entropy of a linear layer's output, and its z-loss or None."""
-    return _cross_entropy_of_kernel(linear(_input, weight, bias), target, ce_weight, *options[:6])
+    names = ("ignore_index", "lse_square_scale", "label_smoothing", "reduction", "softcap", "return_z_loss")
+    named = dict(zip(names, options, strict=False))
+    out = liger_fused_linear_cross_entropy(_input, weight, target, bias, ce_weight=ce_weight, **named)
+    return out if named.get("return_z_loss") else (out, None)
+
+
+def _jsd_of_kernel(
+    _input: Tensor,
+    target: Tensor,
+    shift_labels: Tensor | None = None,
+    beta: float = 0.5,
+    ignore_index: int = -100,
+    *kernels: Any,
+) -> Tensor:
+    """Return the generalized Jensen-Shannon divergence of `liger_jsd`."""
+    return liger_jsd(_input, target, shift_labels, beta, ignore_index)
 
 
 def _function(forward: Callable[..., Any]) -> type:
@@ -298,7 +355,7 @@ EXTENSIONS: dict[str, Names] = {
             _linear_cross_entropy_of_kernel
         ),
         "ops.kl_div.LigerKLDivLossFunction": _function(kl_div_of_kernel),
-        "ops.jsd.LigerJSDFunction": _function(liger_jsd),
+        "ops.jsd.LigerJSDFunction": _function(_jsd_of_kernel),
         "ops.rope.LigerRopeFunction": _function(liger_rotary_pos_emb),
     }
 }

@@ -1,7 +1,7 @@
 """Stand-ins for Liger's divergences (KL, Jensen-Shannon) and preference losses (DPO, ORPO, CPO, SimPO).
 
-Names and signatures are those of https://github.com/linkedin/Liger-Kernel. Unlike the kernels, which compute logits in
-chunks, these compute all logits at once.
+Names and signatures are those of https://github.com/linkedin/Liger-Kernel. Preference losses compute all logits at
+once, the kernels a pair's at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div, linear, logsigmoid, nll_loss
 
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.extensions.linear_losses import loss_with_gradients
 from dsexplore._internal.worlds.extensions.registry import Names
 
 
@@ -44,7 +45,6 @@ def liger_jsd(
     shift_labels: Tensor | None = None,
     beta: float = 0.5,
     ignore_index: int = -100,
-    *kernels: Any,
 ) -> Tensor:
     """Return the generalized Jensen-Shannon divergence between a student's and a teacher's distributions.
 
@@ -54,9 +54,17 @@ def liger_jsd(
         shift_labels: labels of the rows, shape (rows,); None if all rows have a loss.
         beta: weight of the teacher: 0 for the KL divergence, 1 for the reverse one.
         ignore_index: label of rows without a loss.
-        kernels: further arguments, which have no effect here.
     """
-    q, p = input.float(), target.float()
+    rows = divergences(input, target, beta)
+    if shift_labels is None:
+        return (rows.sum() / rows.numel()).to(input.dtype)
+    is_counted = shift_labels != ignore_index
+    return (rows.masked_fill(~is_counted, 0).sum() / is_counted.sum().clamp(min=1)).to(input.dtype)
+
+
+def divergences(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+    """Return the divergence of `liger_jsd` of each row, fp32."""
+    q, p = student.float(), teacher.float()
     if beta == 0:
         losses = p.exp() * (p - q)
     elif beta == 1:
@@ -64,11 +72,7 @@ def liger_jsd(
     else:
         mixed = torch.logsumexp(torch.stack((p + torch.tensor(beta).log(), q + torch.tensor(1 - beta).log())), 0)
         losses = beta * p.exp() * (p - mixed) + (1 - beta) * q.exp() * (q - mixed)
-    rows = losses.sum(-1)
-    if shift_labels is None:
-        return (rows.sum() / rows.numel()).to(input.dtype)
-    is_counted = shift_labels != ignore_index
-    return (rows.masked_fill(~is_counted, 0).sum() / is_counted.sum().clamp(min=1)).to(input.dtype)
+    return losses.sum(-1)
 
 
 class LigerKLDIVLoss(nn.KLDivLoss):
@@ -95,7 +99,7 @@ class LigerJSD(nn.Module):
 
 
 class LigerFusedLinearJSD(nn.Module):
-    """The Jensen-Shannon divergence between the outputs of a student's and a teacher's linear layers."""
+    """The Jensen-Shannon divergence between the outputs of two linear layers, a student's and a teacher's."""
 
     def __init__(
         self, jsd_beta: float = 0.5, ignore_index: int = -100, temperature: float = 1.0, **kernels: Any
@@ -112,10 +116,20 @@ class LigerFusedLinearJSD(nn.Module):
         shift_labels: Tensor | None = None,
     ) -> Tensor:
         """Return the loss; the teacher has no gradient."""
-        student = (linear(student_input, student_weight) / self.temperature).log_softmax(-1)
-        with torch.no_grad():
-            teacher = (linear(teacher_input, teacher_weight) / self.temperature).log_softmax(-1)
-        return liger_jsd(student, teacher, shift_labels, self.jsd_beta, self.ignore_index)
+        if shift_labels is None:
+            is_counted = torch.ones(len(student_input), dtype=torch.bool, device=student_input.device)
+        else:
+            is_counted = shift_labels != self.ignore_index
+        count = is_counted.sum().clamp(min=1)
+
+        def loss_of(logits: Tensor, teacher_rows: Tensor, is_counted: Tensor) -> tuple[Tensor]:
+            student = (logits / self.temperature).log_softmax(-1)
+            with torch.no_grad():
+                teacher = (linear(teacher_rows, teacher_weight) / self.temperature).log_softmax(-1)
+            return ((divergences(student, teacher, self.jsd_beta) * is_counted).sum() / count,)
+
+        (loss,) = loss_with_gradients(loss_of, student_input, student_weight, None, teacher_input, is_counted)
+        return loss.to(student_input.dtype)
 
 
 def sums_of_log_probabilities(logits: Tensor, target: Tensor, *, ignore_index: int, is_mean: bool) -> Tensor:

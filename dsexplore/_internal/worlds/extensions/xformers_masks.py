@@ -110,7 +110,6 @@ class BlockDiagonalMask(AttentionBias):
         q_seqinfo: offsets of the sequences of queries.
         k_seqinfo: offsets of the sequences of keys.
         _batch_sizes: number of sequences of each packed batch; None if none was packed.
-        form: which keys of its sequence a query sees; None for those of the class.
     """
 
     def __init__(
@@ -118,10 +117,8 @@ class BlockDiagonalMask(AttentionBias):
         q_seqinfo: _Lengths,
         k_seqinfo: _Lengths,
         _batch_sizes: Sequence[int] | None = None,
-        form: Form | None = None,
     ) -> None:
         self.q_seqinfo, self.k_seqinfo, self._batch_sizes = q_seqinfo, k_seqinfo, _batch_sizes
-        self.form = form or type(self).form
 
     @classmethod
     def from_seqlens(
@@ -155,12 +152,11 @@ class BlockDiagonalMask(AttentionBias):
 
     def make_causal(self) -> BlockDiagonalCausalMask:
         """Return this mask with causal sequences: a query sees keys up to its own position."""
-        return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, Form(causal=True))
+        return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
     def make_local_attention(self, window_size: int) -> BlockDiagonalCausalLocalAttentionMask:
         """Return this mask with causal sequences of which a query sees the last ``window_size`` keys."""
-        form = Form(causal=True, window=(window_size - 1, 0))
-        return BlockDiagonalCausalLocalAttentionMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, form)
+        return BlockDiagonalCausalLocalAttentionMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, window_size)
 
     make_causal_from_bottomright = make_causal
 
@@ -180,7 +176,24 @@ class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalCausalMask):
 
 
 class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
-    """As `BlockDiagonalCausalMask`, of which a query sees only the last keys."""
+    """As `BlockDiagonalCausalMask`, of which a query sees only the last ``_window_size`` keys.
+
+    Raises:
+        ValueError: the window has no keys, as in xformers.
+    """
+
+    def __init__(
+        self,
+        q_seqinfo: _Lengths,
+        k_seqinfo: _Lengths,
+        _batch_sizes: Sequence[int] | None = None,
+        _window_size: int = 0,
+    ) -> None:
+        super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
+        if _window_size <= 0:
+            raise ValueError(f"_window_size={_window_size} has no keys: give 1 or more, as make_local_attention does")
+        self._window_size = _window_size
+        self.form = Form(causal=True, window=(_window_size - 1, 0))
 
 
 CLASSES = (
