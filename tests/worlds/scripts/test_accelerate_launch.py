@@ -1,4 +1,7 @@
-"""What ``accelerate launch`` sets for the processes that it starts, with and without accelerate."""
+"""Variables that ``accelerate launch`` sets for the processes that it starts are set, with and without accelerate.
+
+Modules: ``worlds/scripts/launch_lines.py``.
+"""
 
 from __future__ import annotations
 

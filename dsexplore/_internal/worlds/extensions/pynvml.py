@@ -162,6 +162,8 @@ _NOT_SUPPORTED = (
 )
 _ZEROS = ("PowerUsage", "Temperature", "ClockInfo", "TotalEnergyConsumption", "EnforcedPowerLimit", "FanSpeed")
 
+_ERRORS = ("LibraryNotFound", "DriverNotLoaded", "Uninitialized", "InvalidArgument", "NotFound", "Unknown")
+
 EXTENSIONS: dict[str, Names] = {
     "pynvml": {
         **{function.__name__: function for function in _FUNCTIONS},
@@ -176,17 +178,7 @@ EXTENSIONS: dict[str, Names] = {
         "nvmlDeviceGetGraphicsRunningProcesses": _no_processes,
         "NVMLError": NVMLError,
         "NVMLError_NotSupported": NVMLErrorNotSupported,
-        **{
-            f"NVMLError_{name}": type(f"NVMLError_{name}", (NVMLError,), {})
-            for name in (
-                "LibraryNotFound",
-                "DriverNotLoaded",
-                "Uninitialized",
-                "InvalidArgument",
-                "NotFound",
-                "Unknown",
-            )
-        },
+        **{f"NVMLError_{name}": type(f"NVMLError_{name}", (NVMLError,), {}) for name in _ERRORS},
         **{f"NVML_P2P_CAPS_INDEX_{name}": index for index, name in enumerate(("READ", "WRITE", "NVLINK"))},
         "NVML_NVLINK_MAX_LINKS": 18,
         "NVML_CLOCK_GRAPHICS": 0,

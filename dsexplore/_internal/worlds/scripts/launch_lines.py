@@ -6,12 +6,14 @@ options have no effect in a simulated world.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.worlds.scripts.accelerate_launch import config_options, options_as_variables
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,10 @@ _VARIABLES = {
 }
 """{option of ``accelerate launch``: the environment variable that it becomes}, for when accelerate is not installed."""
 
+_CONFIG_OPTIONS = ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps")
+_WITHOUT_EFFECT = ("OMP_NUM_THREADS", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+"""Variables with no effect on a process that is already running, or on a simulated GPU."""
+
 
 def is_python(word: str) -> bool:
     """Return True for the name of a Python interpreter, ``python3.12``."""
@@ -199,9 +205,9 @@ def _parse_launcher(name: str, launcher: _Launcher, words: Sequence[str]) -> Lau
         raise UsageError(f"{name} launches no program: give a script, or -m module, after its options")
     variables: dict[str, str] = {}
     if launcher.is_accelerate:
-        options = {**config_options(options.get("--config-file")), **options}
+        options = {**_accelerate_config(options.get("--config-file")), **options}
         variables = {_VARIABLES[option]: value for option, value in options.items() if option in _VARIABLES}
-        variables |= options_as_variables(words)
+        variables |= _accelerate_variables(words)
     numbers = {
         "nodes": _first_number(options, launcher.nodes),
         "per_node": _first_number(options, launcher.per_node),
@@ -306,3 +312,57 @@ def _number(value: str) -> int | None:
     """Return the number in an option's value; for a range ``1:4``, the maximum; None for a word such as ``gpu``."""
     last = value.rpartition(":")[2]
     return int(last) if last.isdecimal() else None
+
+
+def _accelerate_config(config: str | None) -> dict[str, str]:
+    """Return the options that a configuration file sets: ``num_processes: 8`` → ``{"--num-processes": "8"}``.
+
+    Args:
+        config: path of the file, from ``--config_file``; None for the one that ``accelerate config`` writes, if any.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    default = cache / "accelerate" / "default_config.yaml"
+    if config is None and not default.is_file():
+        return {}
+    try:
+        text = Path(default if config is None else config).read_text()
+    except OSError as error:
+        raise UsageError(f"accelerate launch --config_file {config}: {error.strerror}") from error
+    lines = re.findall(r"""^(\w+):[ \t]*["']?([\w.-]+)""", text, re.MULTILINE)
+    return {f"--{name.replace('_', '-')}": value for name, value in lines if name in _CONFIG_OPTIONS}
+
+
+def _accelerate_variables(words: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables that accelerate sets for a launch; none where it is not installed.
+
+    A program finds accelerate's options in about 80 environment variables.
+
+    Args:
+        words: options, program and arguments, as given to ``accelerate launch``.
+
+    Raises:
+        UsageError: accelerate refuses the options.
+    """
+    if find_spec("accelerate") is None:
+        return {}
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    try:
+        options, config, has_precision = _validate_launch_command(launch_command_parser().parse_args(list(words)))
+        options.main_process_port = 0  # any free port, as none is used
+        fields = [*getattr(config, "deepspeed_config", {}), *(["mixed_precision"] if has_precision else [])]
+        options.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        prepare = prepare_deepspeed_cmd_env if options.use_deepspeed and not options.cpu else prepare_multi_gpu_env
+        prepared = prepare(options)
+    except (ValueError, RuntimeError, SystemExit) as error:
+        raise UsageError(f"accelerate launch {' '.join(words)}: {error}") from error
+    variables = prepared[1] if isinstance(prepared, tuple) else prepared
+    return {
+        name: value
+        for name, value in variables.items()
+        if os.environ.get(name) != value and name not in _WITHOUT_EFFECT
+    }
