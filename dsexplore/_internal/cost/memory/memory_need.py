@@ -6,9 +6,8 @@ libraries' kernels, and the buffers of each communicator.
 * NCCL's ring receives into a buffer per channel: 4 MiB, 512 KiB and 4.7 MiB for its three protocols (``src/init.cc``:
   ``DEFAULT_BUFFSIZE``, ``DEFAULT_LL_BUFFSIZE``, ``DEFAULT_LL128_BUFFSIZE``). An all_reduce over several nodes has the
   connections of a tree besides, one up and one or two down. Messages and exchanges have two channels per peer.
-* Blocks that torch's allocator has cut and cannot join are memory that no tensor has: see `FRAGMENTED`. Where these do
-  not fit and the tensors do, the allocator gives back what it keeps, which waits for the GPU, and asks again: such a
-  step runs, but slowly.
+* Torch's allocator cuts segments into blocks, and cannot use all memory that it holds: see `FRAGMENTED`. If only the
+  gaps do not fit, it waits for the GPU, returns unused segments and asks again: such a step runs, but slowly.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _TREE = 2
 _PEER_CHANNELS = 2
 """Channels to each peer of a message or an exchange."""
 FRAGMENTED = {False: 0.15, True: 0.02}
-"""Memory that the allocator holds and no tensor has, as a part of what the tensors have, without and with expandable
-segments. GMLake (ASPLOS 2024, arXiv 2401.08156) gained 15 % on average, and 33 % at most, over eight models; segments
-that expand leave the unused part of 20 MiB at the end of each pool."""
+"""Bytes that the allocator holds beyond its tensors, as a part of theirs, without and with expandable segments.
+GMLake (ASPLOS 2024, arXiv 2401.08156) gained 15 % on average, and 33 % at most, over eight models; segments that expand
+leave the unused part of 20 MiB at the end of each pool."""
 RETRIED = (3, 6)
 """How many times longer a step can take whose allocator gives memory back and asks again."""
 
@@ -50,9 +49,9 @@ class Saving:
     """One way to need less memory.
 
     Attributes:
-        what: to do.
-        frees: bytes at the peak, at most.
-        seconds: by which a step becomes longer, at most; those of what nothing hides.
+        what: The change to make: ``"recompute Llama.layers.*"``.
+        frees: Upper bound of the bytes that it frees at the peak.
+        seconds: Upper bound of the seconds that it adds to a step; work that is hidden does not count.
     """
 
     what: str
@@ -66,13 +65,13 @@ class Saving:
 
 
 class MemoryNeed(int):
-    """Bytes that the allocator of the rank which needs most holds: a number that says what it is for.
+    """Bytes that the allocator holds at the peak, on the rank with the largest one: an integer with its causes.
 
     Attributes:
-        peak: the bytes by use, and where in the step they are needed.
-        outside: bytes outside the allocator: the CUDA context, libraries and communicators.
-        available: bytes of the GPU.
-        expandable_segments: whether the allocator's segments can grow.
+        peak: The bytes by use, and the phase and module of the peak.
+        outside: Bytes outside the allocator: the CUDA context, libraries and communicators.
+        available: Bytes of memory of the GPU.
+        expandable_segments: Whether the allocator's segments can grow.
 
     Example:
         >>> memory = trace.predict("h100").memory
@@ -95,7 +94,7 @@ class MemoryNeed(int):
         expandable_segments: bool,
         saved: Callable[[], tuple[Saving, ...]],
     ) -> Self:
-        """Build it from a peak; `saved` is called when `savings` are asked for."""
+        """Return the need of a peak; `saved` computes `savings`, when they are read first."""
         need = cls(peak.size)
         need.peak, need.outside, need.available = peak, outside, available
         need.expandable_segments, need._saved = expandable_segments, saved
@@ -103,12 +102,12 @@ class MemoryNeed(int):
 
     @property
     def least(self) -> int:
-        """Bytes without which the step cannot run: those of its tensors, and those outside the allocator."""
+        """Bytes that the step cannot do without: those of its tensors, and those outside the allocator."""
         return self.peak.tensors + self.outside
 
     @property
     def most(self) -> int:
-        """Bytes that the step takes where there is room: with the allocator's gaps, and those outside it."""
+        """Bytes that the step takes if the GPU has them: tensors, the allocator's gaps, and those outside it."""
         return round(int(self) * (1 + FRAGMENTED[self.expandable_segments])) + self.outside
 
     @property
@@ -120,24 +119,25 @@ class MemoryNeed(int):
 
     def verdict(self) -> str:
         """Return whether the step fits, with its numbers."""
-        where, of = self.peak.where, f"{self.available / 2**30:.1f} GiB"
+        where, in_gib = self.peak.where, f"{self.available / 2**30:.1f} GiB"
         outside = f"{self.outside / 2**30:.1f} GiB outside the allocator"
         if self.fit == "does not fit":
-            return f"does not fit: {self.peak.tensors / 2**30:.1f} GiB of tensors, most {where}, and {outside}, in {of}"
+            tensors = f"{self.peak.tensors / 2**30:.1f} GiB of tensors"
+            return f"does not fit: {tensors}, most {where}, and {outside}, in {in_gib}"
         if self.fit == "fits":
-            return f"fits: {self.most / 2**30:.1f} of {of} at most"
+            return f"fits: {self.most / 2**30:.1f} of {in_gib} at most"
         near = format_share(max(0, self.available - self.least), self.available)
         return (
-            f"fits barely: tensors and the {outside} are within {near} of the {of}, and with its gaps the "
+            f"fits barely: tensors and the {outside} are within {near} of the {in_gib}, and with its gaps the "
             f"allocator would hold {self.most / 2**30:.1f} GiB; where it has to give memory back and ask again, a "
             f"step can take {RETRIED[0]} to {RETRIED[1]} times as long as predicted"
         )
 
     @cached_property
     def causes(self) -> pl.DataFrame:
-        """What the memory is for, the largest first: ``what``, ``size`` in bytes.
+        """Uses of the memory, the largest first; columns ``what`` and ``size`` in bytes.
 
-        Activations are parted by the modules that keep them; repeated layers are one row.
+        Activations have a row for each module that keeps some; repeated layers share one.
         """
         parts = {what: size for what, size in self.peak.parts.items() if size and what != "activations"}
         activations = self.peak.parts["activations"]
@@ -150,11 +150,11 @@ class MemoryNeed(int):
 
     @cached_property
     def savings(self) -> tuple[Saving, ...]:
-        """What would need less, the largest first; each by itself."""
+        """Changes that need less memory, the largest first; each is meant without the others."""
         return tuple(sorted(self._saved(), key=lambda saving: -saving.frees))
 
     def lines(self) -> list[str]:
-        """Return the verdict, the causes, and what would need less."""
+        """Return the verdict, the five largest causes, and the savings."""
         causes = ", ".join(f"{what} {format_bytes(size)}" for what, size in self.causes.head(5).iter_rows())
         return [self.verdict(), causes, *map(str, self.savings)]
 
@@ -163,13 +163,13 @@ class MemoryNeed(int):
 
 
 def outside_bytes(tables: Tables, rank: int, cluster: Cluster, domain: int) -> int:
-    """Return the bytes of a rank's GPU that torch's allocator does not hold; 0 for processes of a CPU.
+    """Return the bytes of a rank's GPU that torch's allocator does not hold; 0 for processes on a CPU.
 
     Args:
-        tables: the trace, whose events say which communicators the rank has.
-        rank: one that is traced.
-        cluster: whose GPU.
-        domain: consecutive ranks that share the fast links.
+        tables: Trace whose events say which communicators the rank has.
+        rank: Traced rank.
+        cluster: Cluster with the GPU.
+        domain: Number of consecutive ranks that share the fast links.
     """
     if cluster.topology == "host":
         return 0

@@ -1,15 +1,15 @@
-"""What would make a step need less memory, and how many seconds each would cost.
+"""Changes that make a step need less memory, and the seconds that each costs.
 
-A saving is an upper end: what stands at the peak is taken to be freed, and its price is what nothing hides.
+Both are upper bounds: all that is held at the peak counts as freed, and nothing hides the seconds.
 
 | what | frees | price |
 |---|---|---|
-| recompute layers | what they keep for backward, but for one of them | their forward, once more |
-| offload activations | likewise | their way over PCIe, as far as forward and backward are shorter |
-| offload the optimizer | its state | its way to the GPU and back |
-| reshard after forward | gathered parameters but for two gathers | the gathers of backward that there are not |
-| shard with ``fully_shard`` | all but a rank's part of parameters, gradients and states | a gather of parameters |
-| half the micro batch | half of the activations | gathers and reductions of FSDP once more, and the gaps of kernels |
+| recompute layers | activations of all layers but one | their forward a second time |
+| offload activations | activations of all layers but one | copies over PCIe that outlast forward or backward |
+| offload the optimizer | its state | copies of the state to the GPU and back |
+| reshard after forward | gathered parameters but for two gathers | further gathers in backward |
+| shard with ``fully_shard`` | all but one rank's shard of parameters, gradients and states | a gather of parameters |
+| half the micro batch | half of the activations | FSDP's gathers and reductions again, and the gaps of kernels |
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from dsexplore._internal.cost.step.stream_simulation import IDLE, SimulatedStep,
 from dsexplore._internal.trace.tables import Tables
 
 _LEAST = 0.02
-"""Savings of less than this part of the need are not worth a line."""
+"""Smallest part of the memory that a saving must free to be listed."""
 _KEPT_GATHERED = 2
-"""Gathers whose parameters are there at a time: those in use, and those that come next."""
+"""Gathers whose parameters are held at a time with resharding: the current one and the prefetched one."""
 
 
 class Savings:
-    """What a step's memory could do without.
+    """Finds the savings of a step.
 
     Args:
-        tables: the trace.
-        program: the rank whose times are known.
-        played: its simulated step.
-        peak: of the rank that needs most.
-        cluster: whose GPU.
-        domain: consecutive ranks that share the fast links.
+        tables: Trace of the step.
+        program: Program of one rank, with the times of its kernels and collectives.
+        played: Simulated step of that rank.
+        peak: Largest peak of all traced ranks.
+        cluster: Cluster with the GPU and its links.
+        domain: Number of consecutive ranks that share the fast links.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Savings:
                 self._recomputed.add(layer)
 
     def found(self) -> tuple[Saving, ...]:
-        """Return the savings that this step has not made yet."""
+        """Return the savings that the step does not use yet and that free enough, in no order."""
         ways = (self._layers_again(), self._optimizer(), self._reshard(), self._shard(), self._half())
         least = _LEAST * self._peak.size
         return tuple(saving for way in ways for saving in way if saving.frees >= least)
 
     def _layers_again(self) -> Iterator[Saving]:
-        """Yield what layers keep for backward: computed again, or moved to the CPU's memory meanwhile."""
+        """Yield recomputation and offloading of the activations of repeated layers."""
         link = GENERATIONS[self._cluster.generation].host_link
         for layer, size in self._peak.kept.items():
             count = len(self._layers[layer])
@@ -94,12 +94,14 @@ class Savings:
                 yield Saving(f"offload the activations of {layer}", frees, late)
 
     def _optimizer(self) -> Iterator[Saving]:
+        """Yield offloading of the optimizer's state, unless there is none or the link's speed is unknown."""
         link = GENERATIONS[self._cluster.generation].host_link
         state = self._peak.parts["optimizer"]
         if state and link:
             yield Saving("offload the optimizer's state", state, 2 * state / link)
 
     def _reshard(self) -> Iterator[Saving]:
+        """Yield resharding, if FSDP2 keeps gathered parameters from forward to backward."""
         gathers = [item for item in self._collectives() if item.sync == "fsdp gather"]
         if not gathers:
             return
@@ -113,6 +115,7 @@ class Savings:
             yield Saving("reshard after forward", kept, forward - backward)
 
     def _shard(self) -> Iterator[Saving]:
+        """Yield ``fully_shard`` over the ranks whose gradients DDP reduces."""
         reduced = [item for item in self._collectives() if item.sync == "ddp"]
         if not reduced:
             return
@@ -127,6 +130,7 @@ class Savings:
         yield Saving("shard with fully_shard", int(whole * (ranks - 1) / ranks), time.expected)
 
     def _half(self) -> Iterator[Saving]:
+        """Yield half the micro batch, which runs all kernels and FSDP's collectives twice."""
         again = sum(
             item.seconds[Estimate.EXPECTED]
             for item in self._collectives()

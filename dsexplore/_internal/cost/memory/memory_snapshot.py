@@ -36,7 +36,7 @@ from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.trace.importers.plain_pickle import load_plain
 
 _MOST_VALUES = 10**9
-"""Values of a snapshot, each counted as often as it is reached: events share the frames of their stacks."""
+"""Limit of the values in a snapshot; those that events share, as the frames of stacks, count once per event."""
 UNKNOWN = "unknown"
 ALLOCATOR_GAPS = "gaps of the allocator"
 
@@ -46,14 +46,15 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """Memory of one GPU at the moment of a snapshot's history when most was allocated.
+    """Memory of one GPU at the peak of allocated bytes in a snapshot's history.
 
     Attributes:
-        device: index of the GPU.
-        allocated: bytes of the blocks that were in use.
-        reserved: bytes of the segments that they were cut from.
-        blocks: bytes by stack, innermost frame first; a stack without frames is one that was not recorded.
-        recorded: False if the snapshot has no history, so that the moment is that of the snapshot itself.
+        device: Index of the GPU.
+        allocated: Bytes of the blocks in use.
+        reserved: Bytes of the segments that the blocks were cut from.
+        blocks: Number of blocks by size in bytes, by stack, innermost frame first; the stack is empty if it was not
+            recorded.
+        recorded: False if the snapshot has no history; then its own moment counts as the peak.
     """
 
     device: int
@@ -73,8 +74,8 @@ def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None
     """Read the peak of a file that ``torch.cuda.memory._dump_snapshot`` wrote.
 
     Args:
-        path: of the pickle.
-        device: index of the GPU; None for the one with most memory.
+        path: Path of the pickle.
+        device: Index of the GPU; None for the one with the largest segments.
 
     Raises:
         UsageError: it cannot be read, is not a snapshot, names a class or a function, or has no such GPU.
@@ -107,6 +108,7 @@ def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None
 
 
 def _peak(content: Any, device: int | None) -> MemorySnapshot:
+    """Return the peak of a GPU, or of the one with the largest segments, in the content of a snapshot."""
     segments, traces = list(content["segments"]), list(content["device_traces"])
     sizes: Counter[int] = Counter()
     for segment in segments:
@@ -123,26 +125,26 @@ def _peak(content: Any, device: int | None) -> MemorySnapshot:
 
 
 class _AllocatorHistory:
-    """What was allocated before the events of a snapshot, and what was at their peak.
+    """Replays the events of a snapshot, from the blocks that were in use before them.
 
     Args:
-        segments: of one GPU, at the end.
-        events: of the same, in order.
+        segments: Segments of one GPU after the last event.
+        events: Events of the same GPU, in order.
     """
 
     def __init__(self, segments: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> None:
         self._events = events
         self._stacks: dict[int, tuple[Frame, ...]] = {}
-        last = {}
+        in_use = {}
         for segment in segments:
             address = segment["address"]
             for block in segment["blocks"]:
                 place = block.get("address", address)
                 if block["state"] == "active_allocated":
-                    last[place] = (block["size"], self._stack(_frames_of(block)))
+                    in_use[place] = (block["size"], self._stack(_frames_of(block)))
                 address += block["size"]
         self._reserved = sum(segment["total_size"] for segment in segments)
-        self._before = dict(last)
+        self._before = in_use
         for event in reversed(events):  # undone, the last one first
             action, place = event["action"], event["addr"]
             if action == "alloc":
@@ -153,7 +155,7 @@ class _AllocatorHistory:
                 self._reserved -= _SEGMENTS[action] * event["size"]
 
     def peak(self, device: int) -> MemorySnapshot:
-        """Return the moment when most was allocated."""
+        """Return the memory at the moment when most was allocated."""
         live, reserved = dict(self._before), self._reserved
         now = sum(size for size, _ in live.values())
         best, at, then = now, 0, reserved
@@ -204,18 +206,19 @@ def _frames_of(block: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 @names_arguments
 def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.PathLike[str]) -> pl.DataFrame:
-    """Return predicted and allocated bytes by what they are for, the largest first.
+    """Return predicted and allocated bytes by use, the largest first.
 
     Args:
-        prediction: of the program.
-        snapshot: of one of its GPUs, or the path of its file.
+        prediction: Prediction of the program.
+        snapshot: Snapshot of one of the program's GPUs, or the path of its file.
 
     Returns:
-        columns ``what``, as in `MemoryNeed.causes`; ``predicted`` and ``allocated`` bytes at their peaks. What no frame
-            tells is in the row ``unknown``; the last rows are what the allocator held besides, and what is outside it.
+        One row per use, as in `MemoryNeed.causes`; columns ``what``, and ``predicted`` and ``allocated`` bytes, each at
+            its own peak. Blocks whose frames do not show a use are in the row ``unknown``. The last two rows are the
+            gaps of the allocator, and what is outside of it.
 
     Raises:
-        UsageError: as `read_memory_snapshot`.
+        UsageError: The file cannot be read, is not a snapshot, or names a class or a function.
 
     Examples:
         >>> with dsexplore.commtrace(mesh="dp=4", costs=True) as trace:
@@ -225,14 +228,14 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
         >>> beside_snapshot(trace.predict("h100"), snapshot).filter(what="unknown")["allocated"].item()
         512
     """
-    blocks = snapshot if isinstance(snapshot, MemorySnapshot) else read_memory_snapshot(snapshot)
-    measured = _bytes_by_use(blocks, prediction)
-    measured[ALLOCATOR_GAPS] = blocks.gaps
+    peak = snapshot if isinstance(snapshot, MemorySnapshot) else read_memory_snapshot(snapshot)
+    measured = _bytes_by_use(peak, prediction)
+    measured[ALLOCATOR_GAPS] = peak.gaps
     memory = prediction.memory
     predicted = dict(memory.causes.iter_rows())
     predicted[ALLOCATOR_GAPS] = memory.most - memory.outside - int(memory)
     last = (UNKNOWN, ALLOCATOR_GAPS, "outside the allocator")
-    whats = sorted(
+    uses = sorted(
         {*predicted, *measured},
         key=lambda what: (
             last.index(what) + 1 if what in last else 0,
@@ -240,20 +243,20 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
             what,
         ),
     )
-    rows = [(what, predicted.get(what), measured.get(what)) for what in whats]
+    rows = [(what, predicted.get(what), measured.get(what)) for what in uses]
     return pl.DataFrame(rows, schema={"what": pl.String, "predicted": pl.Int64, "allocated": pl.Int64}, orient="row")
 
 
 def _bytes_by_use(snapshot: MemorySnapshot, prediction: Prediction) -> Counter[str]:
     """Return the allocated bytes by use, activations by the modules that keep them."""
     tables = prediction.tables
-    sizes = {_rounded(size) for size in tables.parameters["local_bytes"].to_list()}
+    parameter_sizes = {_rounded(size) for size in tables.parameters["local_bytes"].to_list()}
     layers = _Layers(dict(tables.modules.select("module", "type").unique().iter_rows()))
-    sizes_of_uses: Counter[str] = Counter()
+    bytes_by_use: Counter[str] = Counter()
     for stack, blocks in snapshot.blocks.items():
         for size, count in blocks.items():
-            sizes_of_uses[_use(stack, size in sizes, layers)] += size * count
-    return sizes_of_uses
+            bytes_by_use[_use(stack, size in parameter_sizes, layers)] += size * count
+    return bytes_by_use
 
 
 def _rounded(size: int) -> int:
@@ -262,6 +265,7 @@ def _rounded(size: int) -> int:
 
 
 def _use(stack: Sequence[Frame], like_parameter: bool, layers: _Layers) -> str:
+    """Return the use of a block by the rules at the top of this module; like_parameter: it is as large as one."""
     files = [file.replace("\\", "/") for file, _, _ in stack]
     names = [name for _, _, name in stack]
     if any("/torch/optim/" in file for file in files):
@@ -281,10 +285,10 @@ def _use(stack: Sequence[Frame], like_parameter: bool, layers: _Layers) -> str:
 
 
 class _Layers:
-    """Finds the modules of a trace whose classes' ``forward`` is on a stack; repeated layers are one.
+    """Finds the module of a trace that a stack ran in, by the classes of its ``forward``s; repeated layers are one.
 
     Args:
-        types: {module: its class}.
+        types: Name of the class of each module, by the module's path.
     """
 
     def __init__(self, types: Mapping[str, str]) -> None:
@@ -292,7 +296,7 @@ class _Layers:
         self._layer_of_classes: dict[tuple[str, ...], str] = {}
 
     def of(self, stack: Sequence[Frame]) -> str:
-        """Return the layer of the innermost module; empty if the classes are not known, or those of several layers."""
+        """Return the layer of the innermost module; empty if its classes are unknown, or in more than one layer."""
         classes = tuple(
             name for file, line, function in reversed(stack) if function == "forward" and (name := class_at(file, line))
         )
@@ -303,7 +307,7 @@ class _Layers:
 
 
 def _classes_down_to(module: str, types: Mapping[str, str]) -> Iterator[str]:
-    """Yield the classes of a module and of those around it, the root's first, as they were before `fully_shard`."""
+    """Yield the class names of a module's parents, the root's first, and its own, all as before ``fully_shard``."""
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
         class_name = types.get(".".join(parts[:count]))
@@ -312,9 +316,9 @@ def _classes_down_to(module: str, types: Mapping[str, str]) -> Iterator[str]:
 
 
 def _ends(chain: Sequence[str], classes: Sequence[str]) -> bool:
-    """Return True if the classes are, in this order, among a module's own and those around it, and its own is last."""
-    rest = iter(chain)
-    return chain[-1] == classes[-1] and all(name in rest for name in classes)
+    """Return True if the classes are a subsequence of the chain, and both end with the same class."""
+    remaining = iter(chain)
+    return chain[-1] == classes[-1] and all(name in remaining for name in classes)
 
 
 @lru_cache(maxsize=64)
@@ -329,6 +333,6 @@ def _classes_of(file: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def class_at(file: str, line: int) -> str:
-    """Return the innermost class of a source file that a line is in; empty if there is none, or no such file."""
+    """Return the innermost class around a line of a source file; empty without one, or without the file."""
     around = [(end - begin, name) for begin, end, name in _classes_of(file) if begin <= line <= end]
     return min(around)[1] if around else ""

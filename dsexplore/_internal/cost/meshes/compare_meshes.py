@@ -16,7 +16,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -56,15 +56,15 @@ def trace_rank(
     skip_repeats: bool = True,
     choice: Mapping[str, Choice] | None = None,
 ) -> Tables:
-    """Trace one step of one rank.
+    """Return the tables of one step of one rank.
 
     Args:
-        build: the program, as for `compare_meshes`.
-        sizes: of the mesh's axes, outermost first.
-        rank: which one is played.
-        skip_repeats: of a pipeline's microbatches and of repeated layers run a few, as `worlds.repeats` does;
-            the trace has all of them. Where that cannot be, all are run, and a note of the trace says why.
-        choice: keyword arguments of `build` besides the mesh.
+        build: Program, as for `compare_meshes`.
+        sizes: Size of each axis of the mesh, outermost first.
+        rank: Global rank that is traced.
+        skip_repeats: Whether to run only a few of the equal microbatches and layers (`worlds.repeats`); the tables have
+            all of them. If the program does not repeat, all are run, and a note of the trace says why.
+        choice: Keyword arguments of ``build`` besides the mesh.
     """
     if choice:
         build = partial(build, **choice)
@@ -79,6 +79,7 @@ def trace_rank(
 
 
 def _traced(build: Build, sizes: Mapping[str, int], rank: int, *, skip: bool) -> Tables:
+    """Return the tables of one step; raise `CannotSkip` if repeats should be skipped and the program has none."""
     with warnings.catch_warnings(action="ignore"), simulate(mesh=dict(sizes), rank=rank, fake=True) as mesh:
         step = build(mesh)
         with commtrace(costs=True) as trace, skipped() if skip else nullcontext() as recording:
@@ -107,29 +108,29 @@ def compare_meshes(
     """Trace a program on every mesh of so many ranks, and compare the predicted steps.
 
     Args:
-        build: called as ``build(mesh)`` in a simulated world on fake tensors; the mesh has all ``axes``, some of size
-            1. Returns a function without arguments that trains one step, which is called once. Where ``build`` cannot
-            use a mesh it may raise `UsageError`, or any error: the mesh is dropped with that reason.
-        world_size: ranks.
-        hardware: what to predict for: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's
-            file, or a `Cluster`.
-        axes: of the mesh, outermost first; the last one's ranks are neighbors. ``tp`` never leaves a node. Any names:
-            ``("pp", "dp", "fsdp", "ep", "cp", "tp")``.
-        choices: what else to choose, by the name of a keyword argument of ``build``: ``{"recompute": [False, True],
-            "microbatch": [1, 2]}`` traces each mesh with each of the four. All should train as many samples in a step,
-            since steps are compared.
-        keep: called with the sizes of each mesh; False or a reason drops it before it is traced.
-        cache: a folder where traces are kept, by the content of ``build``.
-        processes: how many traces are made at a time; as many as there are processors unless given.
-        skip_repeats: of many consecutive layers with the same parts, shapes and settings run four, and of many
-            microbatches a few; the others repeat one of these where two of them do the same. A layer that does
-            something else by its number alone, which nothing in it shows, would be missed. False runs all.
+        build: Function that is called as ``build(mesh)`` in a simulated world on fake tensors; the mesh has all
+            ``axes``, some of size 1. It returns a function without arguments that trains one step, which is called
+            once. If ``build`` cannot use a mesh it may raise `UsageError`, or any error: the mesh is dropped with that
+            reason.
+        world_size: Number of ranks.
+        hardware: GPU (``"h100"`` means ``"dgx-h100"``), cluster, path of a cluster's file, or a `Cluster`.
+        axes: Names of the mesh's axes, outermost first; the ranks of the last one are neighbors. ``tp`` never leaves a
+            node. Any names can be given: ``("pp", "dp", "fsdp", "ep", "cp", "tp")``.
+        choices: Values of further keyword arguments of ``build``: ``{"recompute": [False, True], "microbatch": [1,
+            2]}`` traces each mesh with each of the four combinations. All should train the same number of samples in
+            a step, since steps are compared.
+        keep: Function that is called with the sizes of each mesh; False or a reason drops it before it is traced.
+        cache: Folder that keeps traces, by the content of ``build``; None keeps them until this process ends.
+        processes: Number of traces that are made at a time; None for the number of processors.
+        skip_repeats: Whether to run only four of many consecutive layers with the same parts, shapes and settings, and
+            a few of many microbatches; the others repeat these if two of them do the same. A layer that does something
+            else by its number alone, which nothing in it shows, would be missed. False runs all.
 
     Returns:
-        the meshes, the fastest first.
+        The meshes, the fastest first.
 
     Raises:
-        UsageError: numbers that cannot be, or a ``build`` that cannot be sent to other processes.
+        UsageError: A number or an axis is not valid, or ``build`` cannot be sent to other processes.
     """
     machine = as_cluster(hardware)
     if not isinstance(world_size, int) or world_size < 1:
@@ -153,8 +154,9 @@ def compare_meshes(
     def on_traced(mesh: _MeshTraces) -> None:
         predicted[mesh.text] = _predicted(mesh, machine)
 
-    notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)), on_traced)
-    candidates += (predicted.get(mesh.text) or _predicted(mesh, machine) for mesh in wanted)
+    with _few_collections():
+        notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)), on_traced)
+        candidates += [predicted.get(mesh.text) or _predicted(mesh, machine) for mesh in wanted]
     return MeshComparison(machine, candidates, notes)
 
 
@@ -186,14 +188,14 @@ def factorisations(world_size: int, axes: Sequence[str]) -> Iterator[dict[str, i
 
 @dataclass(frozen=True)
 class _RankTrace:
-    """The file of one rank's trace, or the one that says why there is none."""
+    """A traced rank and the file of its trace."""
 
     rank: int
     file: Path
 
     @property
     def reason(self) -> Path:
-        """File with the reason why the program cannot use the mesh, which replaces the trace."""
+        """File that replaces the trace, with the reason why the program cannot use the mesh."""
         return self.file.with_suffix(".txt")
 
 
@@ -210,7 +212,7 @@ class _MeshTraces:
     def of(
         cls, sizes: Mapping[str, int], choice: Mapping[str, Choice], content: bytes, folder: Path, skip_repeats: bool
     ) -> _MeshTraces:
-        """Name the files of a mesh's traces in a folder by the content of the program and of the mesh."""
+        """Return the ranks of a mesh that are traced, with files named by the content of program, mesh and choice."""
         stages = sizes.get(_PIPELINE, 1)
         axes = list(sizes)
         stride = math.prod(sizes[axis] for axis in axes[axes.index(_PIPELINE) + 1 :]) if _PIPELINE in sizes else 1
@@ -248,10 +250,10 @@ def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping
     tp = sizes.get(_INSIDE_NODE, 1)
     if tp > machine.ranks_per_domain:
         return f"tp={tp} leaves the {machine.domain_kind} of {machine.ranks_per_domain} ranks"
-    kept = keep(sizes) if keep is not None else True
-    if isinstance(kept, str):
-        return kept
-    return "" if kept else "left out by keep"
+    answer = keep(sizes) if keep is not None else True
+    if isinstance(answer, str):
+        return answer
+    return "" if answer else "left out by keep"
 
 
 def _trace_all(
@@ -260,13 +262,13 @@ def _trace_all(
     """Trace the meshes that have no files yet, in processes; Ctrl-C keeps the files of traced ranks.
 
     Args:
-        build: the program.
-        meshes: all that are wanted.
-        processes: how many trace at a time.
-        on_traced: called with each traced mesh, while the others are traced.
+        build: Program, as for `compare_meshes`.
+        meshes: Meshes that are compared, traced or not.
+        processes: Number of processes that trace.
+        on_traced: Function that is called with each mesh once it is traced, while others are.
 
     Returns:
-        Notes: one if it was interrupted.
+        Notes for the reader: one if it was interrupted.
     """
     # Those with most ranks first: what is traced last, when other processes have no more to do, is short.
     missing = sorted((mesh for mesh in meshes if not mesh.is_done), key=lambda mesh: -len(mesh.ranks))
@@ -302,7 +304,19 @@ def _trace_all(
 _DONE = "traced mesh "
 """How the line begins by which a process says that a mesh is traced; what the program prints goes the same way."""
 _COLLECT_AFTER = 20_000
-"""New objects after which the garbage collector runs: with Python's 700 it takes a tenth of the time of a trace."""
+"""New objects after which the garbage collector runs. With Python's 700 it takes a tenth of the time of a trace, and a
+quarter of that of a prediction."""
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Let the garbage collector run seldom in the block."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _trace_several(build: Build, meshes: Sequence[_MeshTraces], claims: str) -> None:
@@ -331,6 +345,7 @@ def _trace_into_file(build: Build, mesh: _MeshTraces, rank: _RankTrace) -> None:
 
 
 def _predicted(mesh: _MeshTraces, machine: Cluster) -> MeshCandidate:
+    """Return the prediction of a traced mesh, or the reason why it is dropped."""
     for rank in mesh.ranks:
         if rank.reason.exists():
             return MeshCandidate(mesh.sizes, None, rank.reason.read_text(encoding="utf-8"), mesh.choice)

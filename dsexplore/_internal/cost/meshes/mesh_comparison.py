@@ -25,10 +25,10 @@ class MeshCandidate:
     """One mesh with its prediction, or the reason why it was dropped.
 
     Attributes:
-        sizes: of the axes, outermost first.
-        prediction: None if it was not traced.
-        dropped: why it was dropped; empty if it can be used.
-        choice: what else was chosen, by the name of the program's argument.
+        sizes: Size of each axis, outermost first.
+        prediction: Prediction of its step; None if it was not traced.
+        dropped: Reason why it was dropped; empty if it can be used.
+        choice: Values of the program's further arguments, by name.
     """
 
     sizes: Mapping[str, int]
@@ -46,17 +46,16 @@ class MeshComparison(Result):
     """The meshes of one program on one cluster, the fastest first; made by `compare_meshes`.
 
     Attributes:
-        cluster: the cluster that the meshes are compared on.
-        candidates: the meshes that fit, by expected time; then the meshes that were dropped.
-        notes: caveats for the reader.
+        cluster: Cluster that the meshes are compared on.
+        candidates: Meshes that fit, the fastest first; then the meshes that were dropped.
+        notes: Caveats for the reader.
     """
 
     def __init__(self, cluster: Cluster, candidates: Sequence[MeshCandidate], notes: Sequence[str] = ()) -> None:
         self.cluster = cluster
-        kept = [candidate for candidate in candidates if not candidate.dropped]
-        # A mesh that barely fits may take several times as long as predicted: it comes after those that fit.
-        out = [candidate for candidate in candidates if candidate.dropped]
-        self.candidates = (*sorted(kept, key=_expected), *sorted(out, key=lambda candidate: candidate.mesh))
+        usable = [candidate for candidate in candidates if not candidate.dropped]
+        dropped = [candidate for candidate in candidates if candidate.dropped]
+        self.candidates = (*sorted(usable, key=_rank), *sorted(dropped, key=lambda candidate: candidate.mesh))
         self.notes = tuple(notes)
 
     def __repr__(self) -> str:
@@ -165,13 +164,15 @@ def text_of(sizes: Mapping[str, object]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-def _expected(candidate: MeshCandidate) -> tuple[bool, float]:
+def _rank(candidate: MeshCandidate) -> tuple[bool, float]:
+    """Return the place in the ranking: a mesh that barely fits may be much slower than predicted, and comes last."""
     if candidate.prediction is None:
         return True, float("inf")
     return candidate.prediction.memory.fit == "fits barely", candidate.prediction.expected_step
 
 
 def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
+    """Return the values of a row of `MeshComparison.to_frame` from ``step`` to ``money``; each None if not traced."""
     if prediction is None:
         return (None,) * 11
     step: Range = prediction.step
@@ -188,19 +189,19 @@ _WRONG = 0.10
 
 def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
     """Return True if the slower mesh becomes the faster one when one cluster constant, or all, change by 10 %."""
-    prediction, two = first.prediction, other.prediction
-    assert prediction is not None
-    assert two is not None
-    gap = two.expected_step - prediction.expected_step
-    pairs = ((prediction.compute, two.compute), (prediction.exposed, two.exposed), (prediction.idle, two.idle))
+    faster, slower = first.prediction, other.prediction
+    assert faster is not None
+    assert slower is not None
+    gap = slower.expected_step - faster.expected_step
+    pairs = ((faster.compute, slower.compute), (faster.exposed, slower.exposed), (faster.idle, slower.idle))
     reach = _WRONG * sum(abs(a.expected - b.expected) for a, b in pairs)
     if gap <= reach:
         return True
     if gap > 3 * reach + _WRONG * gap:
-        return False  # far beyond what parts that move apart by a tenth can make up
+        return False  # parts that change by a tenth cannot close this gap
     return any(
-        prediction.what_if(hardware=cluster).expected_step >= two.what_if(hardware=cluster).expected_step
-        for cluster in perturbed_constants(prediction.cluster)
+        faster.what_if(hardware=cluster).expected_step >= slower.what_if(hardware=cluster).expected_step
+        for cluster in perturbed_constants(faster.cluster)
     )
 
 
@@ -230,4 +231,5 @@ def _scaled_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...
 
 
 def _scaled_link(link: Link, factor: float) -> Link:
+    """Return a link with its bandwidth multiplied, and its latency divided, by a factor."""
     return replace(link, bandwidth=link.bandwidth * factor, latency=link.latency / factor)

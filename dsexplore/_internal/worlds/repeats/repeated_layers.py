@@ -7,7 +7,7 @@ FSDP2's settings. Only numbers that are a layer's own index may differ.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, repeat
 from types import CellType, FunctionType, MethodType
@@ -43,11 +43,14 @@ def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> lis
         stage: module of a script's pipeline stage to search; its containers must have no hooks except torch's, and
             no compiled layers. None searches all models.
     """
+    wrappers, kinds = _with_subclasses(_WRAPPERS), _with_subclasses(_CONTAINERS)
+    wanted = wrappers | kinds
     containers = []
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), _WRAPPERS) and _has_parameters_of(candidate, mode):
-            return []
-        if issubclass(type(candidate), _CONTAINERS) and len(candidate) > FIRST + LAST:
+    for candidate in [thing for thing in gc.get_objects() if type(thing) in wanted]:
+        if type(candidate) in wrappers:
+            if _has_parameters_of(candidate, mode):
+                return []
+        elif len(candidate) > FIRST + LAST:
             layers = list(candidate.children())
             if len(layers) == len(candidate) and _has_parameters_of(candidate, mode):
                 containers.append(layers)
@@ -57,6 +60,14 @@ def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> lis
         inside = set(map(id, stage.modules()))
         outer = [layers for layers in outer if id(layers[0]) in inside and _has_hooks_of_torch_alone(layers)]
     return [layers for layers in outer if _are_equal(layers) and not _share_parts(layers)]
+
+
+def _with_subclasses(kinds: Iterable[type]) -> set[type]:
+    """Return classes and all that derive from them."""
+    found = set(kinds)
+    for kind in kinds:
+        found |= _with_subclasses(kind.__subclasses__())
+    return found
 
 
 def _has_parameters_of(module: nn.Module, mode: FakeTensorMode) -> bool:
