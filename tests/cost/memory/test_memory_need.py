@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import polars as pl
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,27 @@ def test_the_causes_are_all_of_the_memory(llama: Trace) -> None:
     assert memory.causes["size"].sum() == pytest.approx(int(memory) + memory.outside, rel=1e-6)
     assert memory.causes["size"].is_sorted(descending=True)
     assert memory.causes["what"].str.contains("layers.*", literal=True).any()
+
+
+def test_the_peaks_of_all_traced_ranks_are_listed_and_the_largest_counts(llama: Trace) -> None:
+    pipeline = dsexplore.Trace.merge([llama, _renumbered(llama, 1, 2)])
+    peak = pipeline.predict(DGX).peak
+    alone = llama.predict(DGX).peak
+    assert peak.by_rank == {alone.rank: alone.size, 1: peak.size}
+    assert (peak.rank, peak.size) == (1, max(peak.by_rank.values()))
+    assert peak.size > alone.size
+    assert sum(peak.kept.values()) <= peak.parts["activations"]
+
+
+def _renumbered(trace: Trace, rank: int, factor: int) -> Trace:
+    """Return a trace as that of another rank, with so many times the activations."""
+    tables = trace.tables
+    frames = {
+        name: getattr(tables, name).with_columns(rank=pl.lit(rank, getattr(tables, name).schema["rank"]))
+        for name in ("events", "kernels", "memory", "parameters")
+    }
+    frames["memory"] = frames["memory"].with_columns(activations=pl.col("activations") * factor)
+    return Trace(replace(tables, **frames, info=replace(tables.info, ranks=(rank,))))
 
 
 def test_each_communicator_has_buffers_outside_the_allocator(llama: Trace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -93,7 +94,9 @@ def test_what_was_traced_is_not_traced_again(
     monkeypatch.setattr(
         "dsexplore._internal.cost.meshes.compare_meshes.run_ranks", lambda *_args, **_options: pytest.fail("traced")
     )
+    collector = gc.get_threshold()
     again = compare_meshes(build, 8, "dgx-a100", axes=("dp", "tp"), cache=cache)
+    assert gc.get_threshold() == collector
     assert [one.mesh for one in again.ranking] != []
     assert again.best.step.expected > compared.best.step.expected
 
