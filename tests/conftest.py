@@ -38,7 +38,7 @@ from dsexplore._internal.torch_internals.function_modes import default_device
 from dsexplore._internal.torch_internals.names import TorchName, is_there, torch_at_least
 from dsexplore._internal.torch_internals.patches import Patch
 from dsexplore._internal.worlds.cuda import first_use
-from dsexplore._internal.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
+from dsexplore._internal.worlds.cuda.stand_in import TABLE as TABLE_OF_GPUS
 from dsexplore._internal.worlds.extensions import registry
 from dsexplore._internal.worlds.patch_table import TABLE
 from dsexplore._internal.worlds.repeats import skipped_layers, skipped_microbatches

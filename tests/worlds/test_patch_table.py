@@ -17,7 +17,7 @@ from dsexplore import UsageError
 from dsexplore._internal.torch_internals import names
 from dsexplore._internal.torch_internals.names import TorchName, is_there
 from dsexplore._internal.torch_internals.patches import Change, Kernel, Parts, Patch, Patches, install_all
-from dsexplore._internal.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
+from dsexplore._internal.worlds.cuda.stand_in import TABLE as TABLE_OF_GPUS
 from dsexplore._internal.worlds.patch_table import TABLE
 
 ALL = (*TABLE, *TABLE_OF_GPUS)

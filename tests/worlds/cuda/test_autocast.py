@@ -1,4 +1,4 @@
-"""``torch.autocast("cuda")`` casts what CUDA's autocast casts, and leaves the CPU's own as it was."""
+"""``torch.autocast("cuda")`` casts the ops that CUDA's autocast casts; CPU autocast is restored after the block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOW, HIGH = torch.float16, torch.float32
 
 
 def dtypes(x: torch.Tensor) -> dict[str, torch.dtype]:
-    """Return what each op makes of a linear layer's output, by its name."""
+    """Return the dtype of each op's result for a linear layer's output, by the name of the op."""
     low = F.linear(x, x)
     made = {
         "linear": low,

@@ -1,4 +1,4 @@
-"""`torch.export` on GPUs that are not there: no process ends, and a model and its program are on ``cuda``."""
+"""`torch.export` works under the CUDA stand-in; the model and the exported program are on ``cuda``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ optimizer.step()
 
 
 class Model(nn.Module):
-    """What it is given and makes has to be on a GPU."""
+    """Asserts that its inputs and its results are on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Model(nn.Module):
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The pipeline as a file."""
+    """Return the path of a script that runs the pipeline."""
     path = tmp_path / "train.py"
     path.write_text(PIPELINE)
     return path

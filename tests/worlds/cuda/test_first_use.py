@@ -1,4 +1,4 @@
-"""A simulated world answers ``cuda`` from a program's first use of it on, whatever that is."""
+"""The CUDA stand-in of a simulated world starts at the first use of ``cuda``, of any kind."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_cpus_answer_as_cpus() -> None:
 
 @pytest.mark.parametrize("asker", ["torch._inductor.utils", "triton.backends.amd.driver", "typeguard"])
 def test_a_question_of_a_library_that_only_looks_is_no_use(asker: str) -> None:
-    """Compilers ask which GPUs there are, in the middle of what torch does: what torch asked before must still hold."""
+    """Compilers read ``torch.cuda`` while torch runs; what torch has read before must stay true."""
     with dsexplore.commtrace(world_size=2):
         asked = eval("torch.version.hip, torch.cuda.is_available()", {"torch": torch, "__name__": asker})
         assert asked == (None, False)

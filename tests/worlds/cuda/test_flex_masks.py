@@ -1,4 +1,7 @@
-"""FlexAttention on a GPU that is not there: masks on the device that they are made for, and gradients."""
+"""FlexAttention runs under the CUDA stand-in; its block masks are on the device that the call names.
+
+Modules: ``worlds/cuda/tensor_construction.py``.
+"""
 
 import warnings
 

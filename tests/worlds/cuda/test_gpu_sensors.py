@@ -1,4 +1,4 @@
-"""``torch.cuda``'s questions on load, temperature, clocks, power and memory in use."""
+"""``torch.cuda`` returns load, temperature, clocks, power and memory in use."""
 
 from __future__ import annotations
 

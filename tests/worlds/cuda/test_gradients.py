@@ -1,4 +1,4 @@
-"""What autograd hands to a script's hooks and backward functions is where the script expects it, also afterwards."""
+"""Gradients that hooks and backward functions get are on the device of their tensor, also after the backward."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_backward_function_may_get_no_gradient(x: Tensor) -> None:
 
 
 class Doubled(Function):
-    """Keeps the gradients that it gets."""
+    """Stores the gradients that its backward gets."""
 
     kept: list[Tensor]
 
@@ -111,7 +111,7 @@ class Doubled(Function):
 
 
 class Boxed(Doubled):
-    """Gets them in one list."""
+    """Gets its gradients in one list."""
 
     boxed_grads_call = True
 
@@ -134,7 +134,7 @@ def test_backward_functions(function: type[Doubled], x: Tensor) -> None:
 
 
 class ToCpu(Function):
-    """A copy on the CPU."""
+    """Returns a copy on the CPU."""
 
     kept: list[Tensor]
 

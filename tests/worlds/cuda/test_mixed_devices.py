@@ -1,4 +1,4 @@
-"""What a script forgot to move raises as on a GPU; what GPUs take from the CPU too does not."""
+"""A tensor that a script forgot to move raises as on a GPU; CPU tensors that GPU ops accept do not."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_two_gpus() -> None:
 
 
 class Doubled(torch.autograd.Function):
-    """Its backward multiplies a saved tensor with a gradient, both of which C++ hands to Python."""
+    """Multiplies a saved tensor and a gradient in backward; C++ hands both to Python."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class Doubled(torch.autograd.Function):
 
 
 def test_tensors_without_a_mark_that_are_on_the_gpu(x: Tensor) -> None:
-    """In backward, in checkpoints and under ``torch.func`` nothing is raised."""
+    """In backward, in checkpoints and under ``torch.func``, no error is raised."""
     x = x.requires_grad_()
     x.register_hook(lambda gradient: gradient * torch.ones(4, 4, device="cuda"))
     (Doubled.apply(x) + checkpoint(lambda y: (y @ x).relu(), x, use_reentrant=False)).sum().backward()

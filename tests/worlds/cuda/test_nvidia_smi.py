@@ -1,4 +1,4 @@
-"""`nvidia-smi` and pynvml tell of the GPUs that a CPU stands in for, and of none afterwards.
+"""`nvidia-smi` and pynvml report the GPUs that a CPU stands in for, and none after the block.
 
 Modules: ``worlds/cuda/gpu_sensors.py``.
 """

@@ -1,4 +1,4 @@
-"""Ops of torch's database do on a GPU that is not there what they do on the CPU: values, memory, identity, device.
+"""Ops of torch's database give the same values, memory, identity and device under the stand-in as on the CPU.
 
 Modules: ``worlds/cuda/``.
 """

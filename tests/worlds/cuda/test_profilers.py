@@ -1,4 +1,4 @@
-"""torch's profilers run where a GPU is simulated, and print nothing of CUDA."""
+"""torch's profilers run under the CUDA stand-in, and print no errors of CUDA."""
 
 from __future__ import annotations
 

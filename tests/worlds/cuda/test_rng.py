@@ -1,4 +1,4 @@
-"""Seeds and states of a GPU's random numbers: saved, restored, forked, and read by checkpoint and DTensor."""
+"""Seeds and states of a CUDA generator are saved, restored and forked; checkpoint and DTensor read them."""
 
 from __future__ import annotations
 

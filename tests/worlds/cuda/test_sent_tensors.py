@@ -1,4 +1,4 @@
-"""A tensor on the CPU is refused by a group of NCCL alone, as on a cluster, and by no other."""
+"""A group with the backend ``nccl`` refuses CPU tensors, as on a cluster; other groups send them."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_a_tensor_on_the_cpu(op: str, fake: bool) -> None:
         with pytest.raises(RuntimeError, match="No backend type associated with device type cpu") as caught:
             call(torch.ones(4, 2))
     assert str(caught.value) == (
-        f"No backend type associated with device type cpu: {op} got a tensor of shape (4, 2) on the CPU as {name}, and "
-        "nccl, which the program chose for this group, sends from GPUs alone: move the tensor to the GPU, or choose "
-        '"cpu:gloo,cuda:nccl"'
+        f"No backend type associated with device type cpu: the {name} of {op} is a CPU tensor of shape "
+        "(4, 2), and the backend of this group, nccl, sends GPU tensors only: move the tensor to the GPU, or choose "
+        'the backend "cpu:gloo,cuda:nccl"'
     )
 
 
@@ -107,7 +107,7 @@ def test_objects_and_barriers(fake: bool) -> None:
 
 
 def test_tensors_whose_device_is_not_known() -> None:
-    """Hooks get gradients that C++ made, and the script sends them on."""
+    """Hooks get gradients that C++ created, and the script may send them."""
     with world("nccl"):
         model = nn.Linear(4, 4).cuda()
         for parameter in model.parameters():
@@ -126,7 +126,7 @@ def test_what_torch_sends_itself(fake: bool) -> None:
 
 
 def test_what_torch_sends_of_others_tensors() -> None:
-    """Torch's functions may be given tensors that C++ made, which carry no mark: theirs are not refused."""
+    """Functions of torch may send tensors that C++ created without a mark: these are not refused."""
     with world("nccl"):
         weight = nn.Parameter(torch.ones(2))
         average_parameters([weight], dist.group.WORLD)

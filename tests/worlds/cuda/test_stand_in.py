@@ -1,26 +1,21 @@
-"""``cuda`` means the CPU inside the block, scripts find the devices that they expect, and nothing is left of it."""
+"""``cuda`` means the CPU inside the block, scripts see the expected devices, and leaving the block restores torch."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import threading
-import warnings
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.worlds.cuda import device_marks
 from dsexplore._internal.worlds.cuda.device_marks import ATTRIBUTE
-from dsexplore._internal.worlds.cuda.gpu import GPUS, known_gpus, read_gpu
 from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
-from dsexplore._internal.worlds.simulate import simulate
 
 CPU = torch.device("cpu")
 
@@ -268,91 +263,6 @@ class TestBlock:
             torch.cuda.set_device(4)
 
 
-class TestGpus:
-    @pytest.mark.parametrize("name", known_gpus())
-    def test_every_file_says_all_and_names_a_source_and_a_day(self, name: str) -> None:
-        gpu = read_gpu(name)
-        assert gpu.total_memory > 40 << 30
-        assert all("(20" in source for source in gpu.sources.values())
-        with cuda_stand_in(gpu=name.upper()):
-            properties = torch.cuda.get_device_properties()
-            assert torch.cuda.get_device_name() == properties.name == gpu.name
-            assert torch.cuda.get_device_capability() == (gpu.major, gpu.minor)
-            assert (torch.version.hip is None) == (gpu.vendor == "nvidia")
-
-    def own_file(self, folder: Path, old: str, new: str) -> str:
-        """Return the path of a file that says what the one of an H100 does, but for one text."""
-        path = folder / "mine.toml"
-        known = GPUS.path("h100")
-        path.write_text(known.read_text().replace(old, new))
-        return str(path)
-
-    def test_a_users_own_file(self, tmp_path: Path) -> None:
-        with cuda_stand_in(gpu=self.own_file(tmp_path, "NVIDIA H100 80GB HBM3", "Mine")):
-            assert torch.cuda.get_device_name() == "Mine"
-
-    @pytest.mark.parametrize(
-        ("old", "new", "named"),
-        [
-            ("minor = 0", "", "lacks minor"),
-            ("minor = 0", "minor = 0\nminer = 0", "has unknown miner"),
-            ("minor = 0", 'minor = "0"', "has minor = '0': give a whole number"),
-            ("minor = 0", "minor = -1", "has minor = -1"),
-            ('vendor = "nvidia"', 'vendor = "acme"', "has vendor = 'acme'"),
-            ("minor = 0", "minor =", "cannot be read"),
-            ("2.29.7", "2.29", "has nccl = '2.29': give three numbers"),
-        ],
-    )
-    def test_a_file_that_is_wrong_is_named(self, tmp_path: Path, old: str, new: str, named: str) -> None:
-        path = self.own_file(tmp_path, old, new)
-        with pytest.raises(UsageError, match=named):
-            read_gpu(path)
-
-
-def test_memory_is_an_estimate_and_says_so_once() -> None:
-    with cuda_stand_in(), warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        x = torch.zeros(1 << 20, device="cuda")
-        view = x[1:]
-        assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated() == 4 << 20
-        assert torch.cuda.memory_allocated(1) == 0
-        assert torch.cuda.mem_get_info()[0] == torch.cuda.mem_get_info()[1] - (4 << 20)
-        del x, view
-        assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) == (0, 4 << 20)
-        torch.cuda.reset_peak_memory_stats()
-        assert torch.cuda.max_memory_allocated() == 0
-        assert torch.accelerator.memory_allocated() == 0
-        assert "CUDA OOMs" in torch.cuda.memory_summary()
-    assert [str(warning.message)[:40] for warning in said] == ["torch.cuda's memory figures are estimate"]
-
-
-@pytest.mark.parametrize("fake", [False, True])
-def test_memory_counts_the_parts_of_dtensors(fake: bool) -> None:
-    with simulate(4, hardware="h100", fake=fake) as mesh, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before = torch.cuda.memory_allocated()
-        with torch.device("meta"):
-            model = nn.Linear(256, 256, bias=False)
-        fully_shard(model, mesh=mesh)
-        model.to_empty(device="cuda")
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.zeros(1, 256, device="cuda")).sum().backward()
-        optimizer.step()
-        shard = 4 * 256 * 256 // 4
-        assert 4 * shard <= torch.cuda.memory_allocated() - before < 5 * shard
-
-
-def test_memory_leaves_out_the_dtensors_of_a_world_that_is_closed() -> None:
-    with simulate(4, hardware="h100") as mesh:
-        kept = fully_shard(nn.Linear(64, 64, device="cuda"), mesh=mesh)
-    with simulate(4, hardware="h100"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        before = torch.cuda.memory_allocated()
-        made = torch.zeros(64, device="cuda")
-        assert torch.cuda.memory_allocated() - before == made.nbytes
-    del kept
-
-
 def test_functions_that_only_a_cuda_build_has_are_as_absent_as_on_a_cpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentBlasHandle", len, raising=False)
     with cuda_stand_in(), pytest.raises(AttributeError, match="_cuda_getCurrentBlasHandle needs a GPU"):
@@ -390,7 +300,7 @@ def test_closing_looks_for_marks_only_where_there_are_any(monkeypatch: pytest.Mo
 
 
 class Labeled(Tensor):
-    """A class of the program's."""
+    """A tensor subclass of the program."""
 
 
 def test_a_tensor_of_the_programs_class_keeps_it_when_it_is_moved() -> None:

@@ -1,4 +1,4 @@
-"""What torch.cuda and torch.accelerator answer; streams, events, loading, pinning and what is made on other ways."""
+"""``torch.cuda`` and ``torch.accelerator`` work without a GPU: properties, streams, events, loading, pinning."""
 
 from __future__ import annotations
 

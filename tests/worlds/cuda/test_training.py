@@ -1,4 +1,4 @@
-"""Everyday scripts for GPUs, run as they are on simulated ranks, send what they send on GPUs.
+"""Unmodified training scripts for GPUs send on simulated ranks what they send on GPUs.
 
 Modules: ``worlds/cuda/``, ``worlds/scripts/``.
 """
@@ -36,7 +36,7 @@ Sent = list[tuple[Any, ...]]
 
 
 def sent_by(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: str, rank: int = 9, fake: bool = False) -> Sent:
-    """Return what a script sends on one of 64 ranks: op, message bytes and group size, in order."""
+    """Return the collectives of a script on one of 64 ranks, in order: op, message bytes and group size."""
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     world = dsexplore.commtrace(world_size=64, rank=rank, hardware="h100", fake=fake)
     with torch_settings_restored(), world as trace:
@@ -145,7 +145,7 @@ def test_a_dtensor_stays_itself_when_it_is_moved_to_where_it_is(fake: bool) -> N
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_clipping_sums_the_norms_of_scaled_gradients_in_one_all_reduce(fake: bool) -> None:
-    """Norms that were copied to where they are would be summed one by one."""
+    """Norms on several devices would be summed one by one."""
     with dsexplore.commtrace(world_size=2, hardware="h100", fake=fake) as trace:
         model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).cuda()
         fully_shard(model, mesh=init_device_mesh("cuda", (2,)))
@@ -159,7 +159,7 @@ def test_clipping_sums_the_norms_of_scaled_gradients_in_one_all_reduce(fake: boo
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_optimizers_that_run_in_backward(fake: bool) -> None:
-    """DDP gives their model a communication hook of its own at its first forward."""
+    """DDP registers a communication hook for them at the first forward."""
     with dsexplore.commtrace(world_size=4, hardware="h100", fake=fake) as trace:
         model = nn.Linear(8, 8).cuda()
         _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})

@@ -1,8 +1,8 @@
-"""``torch.autocast("cuda")`` on a GPU that is not there: CPU autocast, with the ops that CUDA's autocast casts.
+"""``torch.autocast("cuda")`` under the CUDA stand-in: CPU autocast, with the ops that CUDA's autocast casts.
 
-What a model sends has the dtypes of its activations, and CUDA runs more ops in fp32 than the CPU does: softmax, layer
-norm, sums and others. So these ops get CPU autocast kernels that cast as CUDA's do. Which ops those are is read from
-torch's dispatcher, where a CPU build has CUDA's autocast kernels too.
+A model sends activations, so their dtypes must be those of the GPU. CUDA's autocast runs more ops in fp32 than the
+CPU's: softmax, layer norm, sums and others. These ops get CPU autocast kernels that cast as CUDA's do. The list of them
+comes from torch's dispatcher, where a CPU build registers CUDA's autocast kernels too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ LOWER = frozenset(
         *("rnn_relu_cell", "rnn_tanh_cell"),
     )
 )
-"""Ops that CUDA's autocast runs in the lower precision, beside those that CPU's does too."""
+"""Ops that CUDA's autocast runs in the lower precision, and the CPU's does not."""
 WIDEST = frozenset(
     ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "index_put", "scatter_add", "tensordot", "vdot")
 )
 """Ops that run in the widest dtype of their inputs."""
-_OF_CUDA_ALONE = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
+_CUDA_ONLY = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
+"""Ops that a CPU build cannot run."""
 
 
 @cache
@@ -40,13 +41,14 @@ def cuda_ops() -> list[str]:
         name
         for name in all_op_names()
         if name.startswith("aten::")
-        and _plain_name(name) not in _OF_CUDA_ALONE
+        and _plain_name(name) not in _CUDA_ONLY
         and has_kernel_for(name, "AutocastCUDA")
         and not has_kernel_for(name, "AutocastCPU")
     ]
 
 
 Rule = Callable[[list[torch.dtype]], torch.dtype]
+"""Returns the dtype that an op runs in, from the dtypes of its inputs."""
 
 
 def _rule(base: str) -> Rule:
@@ -58,7 +60,7 @@ def _rule(base: str) -> Rule:
 
 
 def _cast_and_call(op: Any, rule: Rule, *args: Any, **kwargs: Any) -> Any:
-    """Call an op without autocast, with its inputs cast; inputs stay as they are if the caller asks for a dtype."""
+    """Call an op with its inputs cast, without autocast; leave the inputs as they are if the call names a dtype."""
     torch.set_autocast_enabled("cpu", False)
     try:
         if kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in args):
@@ -73,7 +75,7 @@ def _cast_and_call(op: Any, rule: Rule, *args: Any, **kwargs: Any) -> Any:
 
 
 def _castable(args: Any) -> Iterator[Tensor]:
-    """Yield the tensors that autocast casts, among arguments and in their lists."""
+    """Yield the tensors among arguments that autocast casts, those in lists included."""
     for arg in args:
         if isinstance(arg, (list, tuple)):
             yield from _castable(arg)
@@ -92,10 +94,12 @@ def _cast(arg: Any, dtype: torch.dtype) -> Any:
 
 
 _BEFORE = "_dsexplore_cpu_settings"
-"""Attribute of an autocast object that holds the CPU's settings from before each entry."""
+"""Attribute of an autocast object: a stack of the CPU's settings, one for each time it was entered."""
 
 
 def _entered(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``autocast.__enter__`` to give CPU autocast the settings of CUDA's, and save its own."""
+
     def enter(self: Any) -> Any:
         entered = original(self)
         if self.device == "cuda":
@@ -122,7 +126,7 @@ def _set_cpu(enabled: bool, dtype: torch.dtype) -> None:
 
 
 def _keep_settings(patches: Patches, parts: Parts) -> None:
-    for device in ("cpu", "cuda"):  # an autocast that the program entered, and an error left, ends with the block
+    for device in ("cpu", "cuda"):  # after an error, the program may have left an autocast open
         patches.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
         patches.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
     patches.callback(torch.clear_autocast_cache)

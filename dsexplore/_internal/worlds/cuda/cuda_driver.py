@@ -1,7 +1,7 @@
-"""`Driver`: answers what ``torch.cuda`` and ``torch.accelerator`` ask about GPUs that are not there.
+"""`Driver`: the functions of ``torch._C`` that ``torch.cuda`` and ``torch.accelerator`` call, without a GPU.
 
-torch's own Python stays in place: it asks functions of ``torch._C`` that a CPU build does not have, and a `Driver`
-answers these. So arguments are checked, and reports put together, by torch itself.
+A CPU build lacks these functions. torch's own Python code stays in place above them, so it checks the arguments and
+formats the reports.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeviceProperties(SimpleNamespace):
 
 
 def device_properties(gpu: Gpu, index: int) -> DeviceProperties:
-    """Return the properties of one device; its uuid is its index."""
+    """Return the properties of the device with this index; its uuid ends in the index."""
     return DeviceProperties(
         name=gpu.name,
         major=gpu.major,
@@ -64,19 +64,19 @@ def device_properties(gpu: Gpu, index: int) -> DeviceProperties:
 
 
 class Driver:
-    """The GPUs of one node; one is current. torch calls the methods with arguments of its own.
+    """The GPUs of one node. torch calls the methods, with the arguments of the functions that they replace.
 
     Args:
-        gpu: the model of all of them.
-        count: how many the node has.
-        current: index of the current one.
+        gpu: model of the GPUs.
+        count: number of GPUs.
+        current: index of the current GPU.
 
     Attributes:
-        count: how many GPUs the node has.
-        current: index of the current one.
-        properties: of each of them.
-        runtime: stands in for the CUDA runtime.
-        ranges: stands in for NVTX.
+        count: number of GPUs.
+        current: index of the current GPU.
+        properties: properties of each GPU, by index.
+        runtime: replacement of the CUDA runtime.
+        ranges: replacement of NVTX.
     """
 
     def __init__(self, gpu: Gpu, count: int, current: int) -> None:
@@ -101,28 +101,28 @@ class Driver:
         """Make a device the current one.
 
         Raises:
-            UsageError: the node has fewer devices.
+            UsageError: the node has no device of this index.
         """
         if not 0 <= index < self.count:
             raise UsageError(
-                f"cuda:{index} is asked for, but a simulated node has {self.count} GPUs, cuda:0 to "
-                f"cuda:{self.count - 1}: use LOCAL_RANK as its index, or ask for more GPUs a node"
+                f"there is no cuda:{index}: a simulated node has {self.count} GPUs, cuda:0 to "
+                f"cuda:{self.count - 1}; use LOCAL_RANK as the index, or ask for more GPUs a node"
             )
         self.current = index
 
     def exchange_device(self, index: int) -> int:
-        """Make a device the current one unless the index is negative, and return the index of the one before."""
-        before = self.current
+        """Make a device the current one unless the index is negative; return the index of the previous one."""
+        previous = self.current
         if index >= 0:
             self.set_device(index)
-        return before
+        return previous
 
     def can_access_peer(self, device: int, peer: int) -> bool:
         """Return True for two different devices."""
         return device != peer
 
     def has_context(self, device: int) -> bool:
-        """Return True: each device was used."""
+        """Return True: each device counts as initialized."""
         return True
 
     def arch_flags(self) -> str:
@@ -151,11 +151,11 @@ class Driver:
         return b""
 
     def current_stream(self, index: int) -> tuple[int, int, int]:
-        """Return id, device and device type of a device's current stream."""
+        """Return the id, device index and device type of a device's current stream."""
         return (*self._streams[index], CUDA_DEVICE_TYPE)
 
     def default_stream(self, index: int) -> tuple[int, int, int]:
-        """Return the same of a device's default stream."""
+        """Return the id, device index and device type of a device's default stream."""
         return 0, index, CUDA_DEVICE_TYPE
 
     def raw_stream(self, index: int) -> int:
@@ -181,19 +181,19 @@ class Driver:
         return self._sync_debug_mode
 
     def set_sync_debug_mode(self, mode: int) -> None:
-        """Keep the debug mode of synchronizing calls."""
+        """Store the debug mode of synchronizing calls."""
         self._sync_debug_mode = mode
 
     def memory_stats(self, device: int) -> dict[str, Any]:
-        """Return the figures of the allocator, estimated."""
+        """Return the allocator's statistics, which are estimates."""
         return self._memory.stats(device)
 
     def reset_peak_memory(self, device: int) -> None:
-        """Begin the peak of a device's memory anew."""
+        """Restart the peak of a device's memory."""
         self._memory.reset_peak(device)
 
     def memory_info(self, device: int) -> tuple[int, int]:
-        """Return free and total bytes of a device."""
+        """Return the free and the total memory of a device, bytes."""
         return self._memory.free(device), self._gpu.total_memory
 
     def memory_snapshot(self, *args: Any) -> dict[str, Any]:
@@ -201,31 +201,31 @@ class Driver:
         return {"segments": [], "device_traces": [], "allocator_settings": {}}
 
     def memory_fraction(self, device: int) -> float:
-        """Return the fraction of memory that the program may take; it has no effect."""
+        """Return the fraction of memory that the program may use; it has no effect."""
         return self._fraction
 
     def set_memory_fraction(self, fraction: float, device: int) -> None:
-        """Keep the fraction of memory that the program may take."""
+        """Store the fraction of memory that the program may use."""
         self._fraction = fraction
 
     def memory_metadata(self) -> str:
-        """Return the text that the allocator would write into its history."""
+        """Return the metadata that the allocator would write into its history."""
         return self._metadata
 
     def set_memory_metadata(self, metadata: str) -> None:
-        """Keep the text that the allocator would write into its history."""
+        """Store the metadata that the allocator would write into its history."""
         self._metadata = metadata
 
     def allocator_backend(self) -> str:
-        """Return the name of the allocator: torch's own."""
+        """Return the name of torch's own allocator."""
         return "native"
 
     def is_caching(self) -> bool:
-        """Return True unless the program has switched the caching of memory off; it has no effect."""
+        """Return True unless the program has switched off the caching of memory; it has no effect."""
         return self._caching
 
     def set_caching(self, value: bool) -> None:
-        """Keep whether memory is cached."""
+        """Store whether memory is cached."""
         self._caching = value
 
     def always(self) -> bool:
@@ -237,11 +237,11 @@ class Driver:
         return False
 
     def no_figures(self, *args: Any) -> dict[str, Any]:
-        """Return no figures at all."""
+        """Return an empty dict."""
         return {}
 
     def do_nothing(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: all work is done when it is asked for, and nothing is cached or recorded."""
+        """Do nothing: work is done at once, and nothing is cached or recorded."""
 
 
 class Runtime:
@@ -272,8 +272,8 @@ class Runtime:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UsageError(
-            f"torch.cuda.cudart().{name} needs the CUDA runtime, and a CPU stands in for it: leave that call "
-            "out for this run"
+            f"torch.cuda.cudart().{name} needs the CUDA runtime, and a CPU stands in for the GPU: skip that call "
+            "in this run"
         )
 
 
@@ -284,17 +284,17 @@ class Ranges:
         self._depth = 0
 
     def rangePushA(self, message: str) -> int:
-        """Open a range, and return its depth."""
+        """Open a nested range, and return its depth."""
         self._depth += 1
         return self._depth - 1
 
     def rangePop(self) -> int:
-        """Close the innermost range, and return the depth that is left."""
+        """Close the innermost range, and return its depth."""
         self._depth -= 1
         return self._depth
 
     def rangeStartA(self, message: str) -> int:
-        """Open a range by number."""
+        """Return a range id, the same for all."""
         return 0
 
     def nothing(self, *args: Any) -> None:

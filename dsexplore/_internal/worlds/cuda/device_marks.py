@@ -1,8 +1,8 @@
-"""The CUDA device of a tensor as the program sees it, kept in an attribute of the tensor.
+"""Marks: the CUDA device of a tensor as the program sees it, stored in an attribute of the tensor.
 
-All memory is the CPU's. A tensor that the program made on, or moved to, ``cuda`` carries that device; a tensor without
-one is on the CPU for the program too. A DTensor is on the device of its mesh unless it carries another one, as those
-that the program moved to the CPU or that FSDP offloads do; a DTensor without memory is on ``meta``.
+All memory is the CPU's. A tensor that the program created on ``cuda`` or moved there is marked with that device; for
+the program, a tensor without a mark is on the CPU. A DTensor is on the device of its mesh unless it has a mark, which
+it has if the program moved it to the CPU or FSDP offloads it. A DTensor on ``meta`` has no mark.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Pa
 ATTRIBUTE = "_dsexplore_cuda_device"
 CPU = torch.device("cpu")
 PLAIN_CLASSES = frozenset((Tensor, torch.nn.Parameter, FakeTensor))
-"""The classes of tensors that hold their own data."""
+"""Classes of tensors that have no inner tensors."""
 _SEQUENCES = (tuple, list)
 _any_placed = False
-"""True if any tensor was put on a CUDA device since the attributes were last removed."""
+"""True if a tensor was marked since the attributes were last removed."""
 _when_placed: Callable[[], None] | None = None
-"""What to call before the first tensor is put on a CUDA device."""
+"""Callback before the first tensor is marked with a CUDA device."""
 
 
 def place(result: Any, device: torch.device | None) -> None:
-    """Put a tensor, or the tensors of a list or tuple, on a device.
+    """Mark a tensor, or the tensors of a list or tuple, with a device.
 
     Args:
-        result: a tensor, a list or tuple, or anything else, which has no device.
+        result: a tensor, or a list or tuple; anything else is ignored.
         device: a CUDA device; `CPU` or None for the CPU.
     """
     global _any_placed
@@ -44,7 +44,7 @@ def place(result: Any, device: torch.device | None) -> None:
             _call_when_placed()
         device = _tensor_device(result, device)
         if device is not None:
-            _any_placed = True  # other devices are copied from tensors that have one
+            _any_placed = True
             result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
         elif result._dsexplore_cuda_device is not None:  # type: ignore[attr-defined]
             del result._dsexplore_cuda_device  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def place(result: Any, device: torch.device | None) -> None:
 
 
 def when_first_placed(call: Callable[[], None]) -> None:
-    """Call a function before the first tensor is put on a CUDA device."""
+    """Call a function before the first tensor is marked with a CUDA device."""
     global _when_placed
     _when_placed = call
 
@@ -69,7 +69,7 @@ def _call_when_placed() -> None:
 
 
 def _tensor_device(tensor: Tensor, device: torch.device | None) -> torch.device | None:
-    """Return the device to store in a tensor's attribute if the tensor is on `device`."""
+    """Return the mark of a tensor on `device`: None if the tensor, or its mesh, implies the device."""
     on_cuda = device is not None and device.type == "cuda"
     if isinstance(tensor, DTensor):
         if tensor.is_meta or on_cuda == (tensor.device_mesh.device_type == "cuda"):
@@ -79,9 +79,9 @@ def _tensor_device(tensor: Tensor, device: torch.device | None) -> torch.device 
 
 
 def place_parts(tensor: Tensor) -> None:
-    """Move the inner tensors of a tensor subclass to the device of the outer one.
+    """Mark the inner tensors of a tensor subclass with the device of the outer one.
 
-    torch makes them below every function mode, and programs read them, such as a DTensor's local tensor.
+    torch creates them below every function mode, and programs read them: a DTensor's local tensor, for example.
     """
     device = device_of(tensor)
     for part in _parts(tensor):
@@ -94,22 +94,27 @@ def _parts(tensor: Tensor) -> Iterable[Tensor]:
         return (local_tensor(tensor),)
     if not hasattr(type(tensor), "__tensor_flatten__"):
         return ()
-    # Not by __tensor_flatten__, which fails on a tensor that is still being made.
+    # __tensor_flatten__ fails on a tensor that is still being created.
     values = [*vars(tensor).values(), *(getattr(tensor, name, None) for name in _slots(type(tensor)))]
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def _slots(kind: type) -> tuple[str, ...]:
+def _slots(kind: type) -> list[str]:
     """Return the names of a class's slots, such as the ``elem`` of torch's ``AsyncCollectiveTensor``."""
-    slots = (vars(base).get("__slots__", ()) for base in kind.__mro__)
-    return tuple(name for names in slots for name in ((names,) if isinstance(names, str) else names))
+    slots: list[str] = []
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        slots.extend([names] if isinstance(names, str) else names)
+    return slots
 
 
 def device_among(args: Any) -> torch.device | None:
-    """Return the first device that tensors among arguments carry, lists of tensors included.
+    """Return the first CUDA device that tensors among arguments are marked with.
+
+    Of a list or tuple, the first eight items are looked at.
 
     Returns:
-        The CUDA device; `CPU` where only DTensors on the CPU carry one; None where nothing does, as on the CPU.
+        The CUDA device; `CPU` if DTensors that were moved to the CPU have the only marks; None if there are no marks.
     """
     device_of_dtensors: torch.device | None = None
     for arg in args:
@@ -128,7 +133,7 @@ def device_among(args: Any) -> torch.device | None:
 
 
 def device_of(tensor: Tensor) -> torch.device | None:
-    """Return the CUDA device of a tensor as the program sees it; None where it is elsewhere."""
+    """Return the CUDA device of a tensor as the program sees it; None if it is on another device."""
     device: torch.device | None = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]
     if not isinstance(tensor, DTensor):
         return device
@@ -140,9 +145,9 @@ def device_of(tensor: Tensor) -> torch.device | None:
 
 
 def tensors_alive() -> list[Tensor]:
-    """Return every tensor that Python holds; this looks at all objects, which takes tens of milliseconds.
+    """Return every tensor that Python holds; this takes tens of milliseconds, as it inspects all objects.
 
-    Tensors refer to their class, and asking who does takes half the time of looking at the class of each object.
+    Asking for the referrers of the tensor classes takes half the time of checking the class of each object.
     """
     classes = {Tensor}
     newest = [Tensor]
@@ -160,7 +165,7 @@ def _give_attribute(patches: Patches, parts: Parts) -> None:
 def _remove_attributes() -> None:
     global _any_placed, _when_placed
     _when_placed = None
-    if not _any_placed:  # no need to look at every object of the process
+    if not _any_placed:  # then no object has to be inspected
         return
     _any_placed = False
     for tensor in tensors_alive():
@@ -181,7 +186,7 @@ PATCHES: tuple[Entry, ...] = (
     Change("an attribute of every tensor", "it holds the device that the program sees", _give_attribute, "cuda device"),
     Patch(
         OBJECT_STATE,
-        "what is pickled must not know of the attribute",
+        "a pickle must not contain the attribute",
         _drop_attribute,
         when="cuda device",
         by_code=True,

@@ -1,8 +1,8 @@
-"""`torch.export`, with which `torch.distributed.pipelining.pipeline` traces a model, where a CPU stands in for GPUs.
+"""``torch.export`` under the CUDA stand-in; `torch.distributed.pipelining.pipeline` traces models with it.
 
-It makes fake tensors of parameters and inputs, and calls the model on them. They have to be on the CPU, as C++ ends the
-process where autograd meets a fake tensor on ``cuda`` and no GPU is there; the model is to see them on ``cuda``. So
-torch's own code runs without the function mode, and the model's ``forward`` within it.
+It makes fake tensors of parameters and inputs, and calls the model on them. They have to be on the CPU: C++ ends the
+process when autograd meets a fake tensor on ``cuda`` without a GPU. But the model has to see them on ``cuda``. So
+torch's own code runs outside the function mode, and the model's ``forward`` inside it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from dsexplore._internal.worlds.cuda.function_mode import StandInMode
 from dsexplore._internal.worlds.cuda.tensor_construction import below_function_modes
 from dsexplore._internal.worlds.remarks import Remarks
 
-NOT_STRICT = "torch.export runs the model to trace it where a CPU stands in for a GPU, also with strict=True"
+NOT_STRICT = "torch.export ignores strict=True where a CPU stands in for a GPU: it traces the model by running it"
 
 
 def _outside_mode(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``torch.export.export`` to run outside the function mode, and never strictly."""
     mode, remarks = parts[StandInMode], parts[Remarks]
 
     @wraps(original)
@@ -44,7 +45,7 @@ def _outside_mode(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 
 @contextmanager
 def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
-    """Make a module's ``forward`` run inside of the mode in a block."""
+    """Make a module's ``forward`` run inside the mode during a block."""
     attribute = vars(module).get("forward")
     forward = module.forward
     vars(module)["forward"] = wraps(forward)(inside_mode(mode, forward))
@@ -70,13 +71,13 @@ def _keep_device(original: Callable[..., Any], parts: Parts) -> Callable[..., An
 
 PATCHES: tuple[Entry, ...] = (
     *(
-        Patch(target, "its own code is to find tensors on the CPU", _outside_mode, when="cuda device", on_import=True)
+        Patch(target, "its own code has to find tensors on the CPU", _outside_mode, when="cuda device", on_import=True)
         for target in EXPORTS
     ),
     Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _keep_device, when="cuda device"),
     Patch(
         TRACING_DISPATCH,
-        "it is to see where tensors truly are",
+        "it has to see tensors on the CPU",
         below_function_modes,
         when="cuda device",
         on_import=True,

@@ -1,15 +1,15 @@
-"""`FirstUse`: the CPU stands in for GPUs from the first use of ``cuda`` on; programs without it pay nothing.
+"""`FirstUse`: starts the CUDA stand-in at the first use of ``cuda``, so that programs without it pay nothing.
 
 A use is one of
 
-* a program's question to ``torch.cuda``, ``torch.accelerator`` or ``torch.version.cuda``; those that torch asks itself
-  do not count, and are answered as on a CPU until then;
-* a tensor or module that is moved there, or made there: C++ allocates what is made by few ops, which have kernels here;
-  functions that ask for a GPU before are replaced here;
-* a device mesh of ``cuda``; a profiler of it.
+* an attribute of ``torch.cuda``, ``torch.accelerator`` or ``torch.version`` that the program reads; until then, torch's
+  own reads are answered as on a CPU and do not count;
+* a tensor or module created on ``cuda`` or moved there. C++ allocates tensors by a few ops, which get kernels here;
+  functions that ask for a GPU before they call such an op are replaced here;
+* a device mesh of ``cuda``, or a profiler of it.
 
-Requirements on this module: nothing of torch is slower before the first use than by a look at an argument of ``to``,
-``cuda``, ``tensor`` and ``as_tensor``; it loads nothing of the stand-in.
+Requirements on this module: before the first use, it costs no more than a check of the arguments of ``to``, ``cuda``,
+``tensor`` and ``as_tensor``; and it imports nothing of the stand-in.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOK_ONLY = sys.stdlib_module_names - {"__main__"} | {
     *("torch", "triton", "dsexplore", "IPython", "ipykernel", "jedi", "traitlets", "debugpy", "_pytest", "pluggy"),
     *("cloudpickle", "dill", "typeguard", "beartype"),
 }
-"""Packages that look at the names of modules without using what these stand for, and torch with its compiler."""
+"""Packages whose reads of ``torch.cuda`` are no use of it: torch itself, and those that inspect modules by name."""
 _ALLOCATIONS = {
     "aten::empty.memory_format": torch.ops.aten.empty.memory_format,
     "aten::empty_permuted": torch.ops.aten.empty_permuted.default,
@@ -43,14 +43,14 @@ _ALLOCATIONS = {
 }
 """The ops by which C++ allocates tensors."""
 _ANSWERS = {torch.version: frozenset({"cuda", "hip"})}
-"""The names by which a module answers; all public ones unless given."""
+"""The attributes of a module of which a read is a use; all public ones for modules that are not listed."""
 
 
 class FirstUse:
-    """Calls `begin` at the first use of ``cuda``; there is one in each world, and one that waits for nothing elsewhere.
+    """Calls `begin` at the first use of ``cuda``. Each world has one; outside worlds, one that never calls.
 
     Attributes:
-        begin: lets the CPU stand in for GPUs; None where it does already, or never does.
+        begin: starts the stand-in; None if it has started, or never starts.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class FirstUse:
         self._patches = Patches()
 
     def happens(self) -> None:
-        """Make the CPU stand in for GPUs if it does not yet; of other threads than the world's nothing counts."""
+        """Start the stand-in unless it has started; ignore uses by other threads than the world's."""
         begin = self.begin
         if begin is None or not self.counts():
             return
@@ -68,7 +68,7 @@ class FirstUse:
         begin()
 
     def counts(self) -> bool:
-        """Return True if a use that happens now is the first one: it is waited for, and this is the world's thread."""
+        """Return True if a use now would be the first one, on the world's thread."""
         return self.begin is not None and threading.get_ident() == self._thread
 
     @contextmanager
@@ -84,7 +84,7 @@ class FirstUse:
             self._patches.undo()
 
 
-def _watch_questions(patches: Patches, parts: Parts) -> None:
+def _watch_reads(patches: Patches, parts: Parts) -> None:
     for module in (torch.cuda, torch.accelerator, torch.version):
         before = module.__class__
         module.__class__ = _asked(before, _ANSWERS.get(module), parts[FirstUse])
@@ -92,12 +92,12 @@ def _watch_questions(patches: Patches, parts: Parts) -> None:
 
 
 def _initializing(original: Callable[[], None], parts: Parts) -> Callable[[], None]:
+    """Wrap ``torch.cuda._lazy_init``: for C++, skip it, so that the op on ``cuda`` runs; for ``torch.cuda``, fail."""
     use = parts[FirstUse]
 
     def lazy_init() -> None:
-        """Skip the initialization of CUDA for C++, which then runs the op on ``cuda``; fail for ``torch.cuda``."""
-        asker = str(sys._getframe(1).f_globals.get("__name__", ""))
-        if asker.startswith("torch.cuda") or not use.counts():
+        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if caller.startswith("torch.cuda") or not use.counts():
             original()
 
     return lazy_init
@@ -135,21 +135,22 @@ def _moving(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _profiling(target: TorchName, original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a method of a profiler to count as a use if it profiles ``cuda``, and then call the stand-in's method."""
     use = parts[FirstUse]
 
     def profiling(self_: Any, *args: Any, **kwargs: Any) -> Any:
         if target is not PROFILE or kwargs.get("use_cuda") or kwargs.get("use_device") == "cuda":
             use.happens()
-        now = target.get()  # the stand-in's, once it is there
-        return (original if now is profiling else now)(self_, *args, **kwargs)
+        current = target.get()  # the stand-in's method, once it has started
+        return (original if current is profiling else current)(self_, *args, **kwargs)
 
     return profiling
 
 
 class _Method:
-    """A method that replaces one of `Tensor`, and compares equal to it.
+    """Replacement of a method of `Tensor` that compares equal to it.
 
-    torch hands the method to ``__torch_function__`` of subclasses, which look it up among those that they know.
+    torch hands the method to ``__torch_function__`` of subclasses, which look it up among the methods they handle.
     """
 
     def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
@@ -170,7 +171,7 @@ class _Method:
 
 
 def made_on_cpu(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call an op that makes a tensor on ``cuda``, once the CPU stands in for it."""
+    """Call a factory op with ``device="cuda"`` on the CPU, and mark the result with that device."""
     from dsexplore._internal.worlds.cuda.device_marks import CPU, place
 
     device = kwargs["device"]
@@ -180,20 +181,23 @@ def made_on_cpu(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> 
 
 
 def is_cuda(device: Any) -> bool:
-    """Return True if an argument names a CUDA device, as text, as a device, or by its number."""
+    """Return True if an argument names a CUDA device, as text, as a device, or by its index."""
     kind = type(device)
     if kind is torch.device:
         return bool(device.type == "cuda")
-    return device.startswith("cuda") if kind is str else kind is int
+    if kind is str:
+        return bool(device.startswith("cuda"))
+    return kind is int
 
 
 def _asked(before: type[ModuleType], names: frozenset[str] | None, use: FirstUse) -> type[ModuleType]:
-    """Return a class for a module that takes a program's question to it for a use of ``cuda``."""
+    """Return a subclass of a module's class in which the program's reads of these names are a use of ``cuda``."""
 
     def __getattribute__(module: ModuleType, name: str) -> Any:
-        if use.begin is not None and (name in names if names is not None else name[:1] != "_"):
-            asker = str(sys._getframe(1).f_globals.get("__name__", ""))
-            if asker.partition(".")[0] not in _LOOK_ONLY:
+        is_watched = not name.startswith("_") if names is None else name in names
+        if is_watched and use.begin is not None:
+            reader = str(sys._getframe(1).f_globals.get("__name__", ""))
+            if reader.partition(".")[0] not in _LOOK_ONLY:
                 use.happens()
         return before.__getattribute__(module, name)
 
@@ -207,7 +211,7 @@ def _make_method(
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("torch.cuda, torch.accelerator and torch.version", "a question to them is a use", _watch_questions),
+    Change("torch.cuda, torch.accelerator and torch.version", "a read of them is a use", _watch_reads),
     Patch(LAZY_INIT, "C++ calls it before the op that makes a first tensor", _initializing),
     *(Kernel(name, "CUDA", "it makes a tensor of C++", partial(_allocating, op)) for name, op in _ALLOCATIONS.items()),
     *(Patch(target, "it asks for a GPU before its op", _looking_at_device) for target in TENSOR_OF_DATA),
@@ -218,4 +222,4 @@ PATCHES: tuple[Entry, ...] = (
     Patch(MOVE, "it asks for a GPU before its op", partial(_make_method, _looking_at_device)),
     Patch(MOVE_TO_CUDA, "it asks for a GPU before its op", partial(_make_method, _moving)),
 )
-"""What is replaced until the first use."""
+"""Everything that is replaced until the first use."""

@@ -1,4 +1,4 @@
-"""`StandInMode`: the function mode that runs ``cuda`` calls on the CPU and shows tensors as on the GPU.
+"""`StandInMode`: the function mode that runs ``cuda`` calls on the CPU and shows the tensors as on the GPU.
 
 Every call from Python into torch passes a `TorchFunctionMode`. Device arguments are rewritten there, and results carry
 the device that the program sees (`device_marks`). Functions that need more, such as ``tensor.to`` and
@@ -56,7 +56,7 @@ class StandInMode(TorchFunctionMode):
     """Runs ``cuda`` calls on the CPU.
 
     Args:
-        driver: holds the current device.
+        driver: holds the index of the current device.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -82,13 +82,13 @@ class StandInMode(TorchFunctionMode):
         else:
             result = func(*args)
         if isinstance(result, Tensor):
-            # A tensor that was written to, as by copy_, stays where it was.
+            # A tensor that the function wrote to, such as copy_ does, stays on its device.
             if result._dsexplore_cuda_device is None and not (args and result is args[0]):  # type: ignore[attr-defined]
                 device = device_among(args) or (device_among(kwargs.values()) if kwargs else None)
                 if device is None:
                     if type(result) is DTensor:
                         place_parts(result)
-                    elif args and isinstance(args[0], DTensor):  # as of new_tensor
+                    elif args and isinstance(args[0], DTensor):  # new_tensor, for example
                         place(result, device_of(args[0]))
                     return result
                 if device.type == "cuda" and (kwargs or len(args) > 1 or type(args[0]) in (list, tuple)):
@@ -103,7 +103,7 @@ class StandInMode(TorchFunctionMode):
         return result
 
     def read(self, device: Any) -> torch.device | None:
-        """Return the CUDA device, with its index, that an argument names; None if it names another or none."""
+        """Return the CUDA device that an argument names, with its index; None if it names no CUDA device."""
         if isinstance(device, torch.device):
             if device.type != "cuda":
                 return None
@@ -130,7 +130,7 @@ class StandInMode(TorchFunctionMode):
 
 
 def _place_new(results: Iterable[Any], device: torch.device | None, args: tuple[Any, ...]) -> None:
-    """Mark the tensors that a function created as on a device; its arguments keep theirs."""
+    """Mark the tensors that a function created with a device; its arguments keep theirs."""
     for result in results:
         if isinstance(result, Tensor):
             if result._dsexplore_cuda_device is not None:  # type: ignore[attr-defined]
@@ -148,12 +148,14 @@ def _is_among(tensor: Tensor, args: Iterable[Any]) -> bool:
 
 
 def moved(result: Any, sources: tuple[Any, ...], device: torch.device | None) -> Any:
-    """Return the result of a call that moves tensors, marked with their new device; copied if a source is elsewhere.
+    """Return the result of a call that moves tensors, marked with the new device.
+
+    A result that is one of the arguments is copied if it is on another device, as torch would have copied it.
 
     Args:
-        result: of the call; all its tensors are on the CPU.
-        sources: its arguments; a result that is one of them was not copied.
-        device: the CUDA device to move to; None for the CPU.
+        result: the call's result; all its tensors are in CPU memory.
+        sources: the call's arguments.
+        device: CUDA device to move to; None for the CPU.
     """
     if isinstance(result, Tensor) and any(result is source for source in sources):
         if device_of(result) == device:
@@ -173,6 +175,7 @@ def _cast(tensor: Any, cls: type[Tensor]) -> Any:
 
 
 def _enter_in_threads(original: Callable[[threading.Thread], None], parts: Parts) -> Callable[[threading.Thread], None]:
+    """Wrap ``Thread.start`` to enter the mode in the new thread."""
     mode = parts[StandInMode]
 
     def start(self: threading.Thread) -> None:
@@ -189,6 +192,7 @@ def _enter_in_threads(original: Callable[[threading.Thread], None], parts: Parts
 
 
 def _place_on_default_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the function mode of ``torch.set_default_device``, so that a default of ``cuda`` means CPU memory."""
     mode = parts[StandInMode]
 
     def call(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

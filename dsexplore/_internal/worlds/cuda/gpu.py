@@ -1,7 +1,7 @@
-"""`Gpu`: what the GPU that is stood in for answers about itself, read from a data file.
+"""`Gpu`: the properties of a GPU that a CPU stands in for, read from a data file.
 
-The files in ``gpus/`` name the public source of each number, and the day it was read. A user's own file has the same
-keys and is named by its path.
+The files in ``gpus/`` name the public source of each number, and the day it was read. A user can give the path of a
+file with the same keys.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class Gpu:
     """One model of GPU.
 
     Attributes:
-        name: as ``torch.cuda.get_device_name()`` prints it.
+        name: name that ``torch.cuda.get_device_name()`` returns.
         vendor: ``"nvidia"`` or ``"amd"``.
         major: first number of the compute capability.
-        minor: second number of it.
+        minor: second number of the compute capability.
         total_memory_mib: device memory that torch reports, MiB.
-        multi_processor_count: streaming multiprocessors, or compute units.
-        l2_cache_mib: level 2 cache, MiB.
-        warp_size: threads of a warp, or wavefront.
+        multi_processor_count: number of streaming multiprocessors, or compute units.
+        l2_cache_mib: size of the level 2 cache, MiB.
+        warp_size: threads in a warp, or wavefront.
         max_threads_per_multi_processor: resident threads of one multiprocessor.
         regs_per_multiprocessor: 32-bit registers of one multiprocessor.
-        shared_memory_per_block: bytes that a block gets without asking for more.
-        shared_memory_per_block_optin: bytes that a block can ask for.
-        shared_memory_per_multiprocessor: bytes of one multiprocessor.
-        gcn_arch_name: AMD's name of the architecture; empty elsewhere.
+        shared_memory_per_block: bytes of shared memory that a block gets by default.
+        shared_memory_per_block_optin: bytes of shared memory that a block can opt in to.
+        shared_memory_per_multiprocessor: bytes of shared memory of one multiprocessor.
+        gcn_arch_name: AMD's name of the architecture; empty for NVIDIA.
         runtime: version of CUDA, or of HIP, that ``torch.version`` reports.
         nccl: version of NCCL, or of RCCL, that ``torch.cuda.nccl`` reports: three numbers with dots.
-        sources: for each number, or group of numbers, where it was read and when.
+        sources: for each number, or group of numbers, its public source and the day it was read.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Gpu:
 def known_gpus() -> list[str]:
     """Return the names of the GPUs with a data file in this package.
 
-    A file here says what one simulated device answers to torch; one in `dsexplore.cost`, how fast a cluster is.
+    These files say what a simulated device reports to torch; those of `dsexplore.cost` say how fast a cluster is.
     """
     return GPUS.names()
 
@@ -78,13 +78,14 @@ def read_gpu(name: str) -> Gpu:
     """Load a GPU by its name, in any case, or from a ``.toml`` file.
 
     Raises:
-        UsageError: no such GPU or file, or a file that lacks a required key.
+        UsageError: there is no such GPU or file, or the file lacks a required key.
     """
     path = GPUS.path(name)
     return _checked(GPUS.read(path), path)
 
 
 def _checked(data: dict[str, Any], path: Path) -> Gpu:
+    """Return the content of a file as a `Gpu`; raise if a key is missing or unknown, or has a wrong value."""
     kinds: dict[str, type] = {field.name: _KINDS[str(field.type)] for field in fields(Gpu)}
     optional = {"gcn_arch_name"}
     GPUS.check_keys(path, data.keys(), kinds.keys() - optional, optional)

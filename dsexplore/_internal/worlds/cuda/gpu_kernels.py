@@ -1,6 +1,6 @@
-"""Ops that torch supports on GPUs only, computed on the CPU.
+"""CPU kernels for ops that torch supports on GPUs only: matrix products with an output dtype, integer histograms.
 
-These are matrix products with an output dtype, and integer histograms, with which mixtures of experts count tokens.
+Mixtures of experts count their tokens with integer histograms.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
 def _product(product: Callable[..., Tensor], *args: Any, out: Tensor | None = None, **scales: Any) -> Tensor:
-    """Return the product in the requested dtype, the last positional argument after the tensors."""
+    """Return the product in the requested dtype, which is the last positional argument."""
     *tensors, dtype = args
-    made = product(*(tensor.to(dtype) for tensor in tensors), **scales)
-    return made if out is None else out.copy_(made)
+    result = product(*(tensor.to(dtype) for tensor in tensors), **scales)
+    return result if out is None else out.copy_(result)
 
 
 def _kernel(product: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
@@ -32,7 +32,7 @@ def _kernel(product: Callable[..., Tensor], parts: Parts) -> Callable[..., Tenso
 
 @implements(torch.histc, Tensor.histc)
 def _histogram(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a histogram; its counts have the dtype of the input."""
+    """Return a histogram of floats or, by way of float64, of integers; its counts have the dtype of the input."""
     tensor = args[0] if args else kwargs["input"]
     if tensor.is_floating_point():
         counts = func(*args, **kwargs)

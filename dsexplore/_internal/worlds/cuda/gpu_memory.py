@@ -1,8 +1,8 @@
-"""The GPU memory that a program takes, for programs that read it: an estimate, and one warning that says so.
+"""`CudaMemory`: an estimate of the GPU memory in use, for programs that read it; one warning says so.
 
-Counted are the tensors that Python holds and that the program sees on the device, each memory once. Not counted is
-what autograd alone holds (activations), and what CUDA's own allocator adds; the peak is the largest of the moments
-at which the program asked. Counting looks at all of Python's objects, so it happens only when asked for.
+It sums the storages of the tensors that Python holds and the program sees on the device. It misses tensors that only
+autograd holds (activations) and the overhead of CUDA's allocator. The peak is the largest sum so far, computed only
+when the program asks, because it inspects all of Python's objects.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dsexplore._internal.worlds.cuda.device_marks import device_of, tensors_aliv
 from dsexplore._internal.worlds.simulated.closed import ClosedMesh
 
 ESTIMATE = (
-    "torch.cuda's memory figures are estimates here, as no GPU is there: counted are tensors that Python holds "
-    "(parameters, gradients, optimizer state), not activations that autograd alone holds, nor what the allocator "
-    "adds; a peak is the largest figure at a moment of asking"
+    "torch.cuda's memory statistics are estimates, as this machine has no GPU: they count tensors that Python holds "
+    "(parameters, gradients, optimizer state), not activations that only autograd holds, nor the allocator's "
+    "overhead; a peak is the largest value at the times when the program asked"
 )
 
 
 class CudaMemory:
-    """The bytes that tensors take on the devices of a node.
+    """Estimates the memory that tensors use on each device of a node.
 
     Args:
         total: memory of one device, bytes.
@@ -38,15 +38,13 @@ class CudaMemory:
         self._warned = False
 
     def stats(self, device: int) -> dict[str, Any]:
-        """Return the figures of CUDA's allocator, with every figure that is not estimated at 0."""
+        """Return the statistics of CUDA's allocator: estimated bytes, and 0 for all others."""
         now = self._allocated(device)
         self._peaks[device] = peak = max(now, self._peaks.get(device, 0))
         return {
-            **{name: _figures(0, 0) for name in ("allocation", "segment", "active", "inactive_split")},
-            **{name: _figures(now, peak) for name in ("allocated_bytes", "reserved_bytes", "active_bytes")},
-            "requested_bytes": _figures(now, peak),
-            "inactive_split_bytes": _figures(0, 0),
-            **{name: {"current": 0, "peak": 0, "allocated": 0, "freed": 0} for name in _OVERSIZE},
+            **{name: _by_pool(now, peak) for name in _ESTIMATED},
+            **{name: _by_pool(0, 0) for name in _NOT_ESTIMATED},
+            **{name: _statistic(0, 0) for name in _OVERSIZE},
             **dict.fromkeys(_COUNTERS, 0),
         }
 
@@ -55,10 +53,11 @@ class CudaMemory:
         return max(0, self._total - self._allocated(device))
 
     def reset_peak(self, device: int) -> None:
-        """Begin the peak anew, at what is allocated now."""
+        """Restart the peak at the memory allocated now."""
         self._peaks.pop(device, None)
 
     def _allocated(self, index: int) -> int:
+        """Return the bytes allocated on a device, and warn the first time that they are an estimate."""
         if not self._warned:
             self._warned = True
             warn(ESTIMATE, UserWarning)
@@ -66,19 +65,23 @@ class CudaMemory:
         with no_torch_function():
             for tensor in tensors_alive():
                 if isinstance(tensor, DTensor) and isinstance(tensor.device_mesh, ClosedMesh):
-                    continue  # of a world that is gone
+                    continue  # its world is closed
                 device = device_of(tensor)
                 if device is not None and device.index == index:
-                    sizes.update(_memory(tensor))
+                    sizes.update(_storage_sizes(tensor))
         return sum(sizes.values())
 
 
-def _memory(tensor: Tensor) -> dict[int, int]:
-    """Return the bytes of a tensor's memory, by what identifies it."""
-    if hasattr(type(tensor), "__tensor_flatten__"):  # as a DTensor, which has no memory but that of its parts
+def _storage_sizes(tensor: Tensor) -> dict[int, int]:
+    """Return the bytes of each storage of a tensor; keys identify storages, so that shared ones count once."""
+    if hasattr(type(tensor), "__tensor_flatten__"):  # a DTensor, for example: only its inner tensors have memory
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-        parts = [part for part in (getattr(tensor, name) for name in names) if isinstance(part, Tensor)]
-        return {number: size for part in parts for number, size in _memory(part).items()}
+        sizes = {}
+        for name in names:
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):
+                sizes.update(_storage_sizes(inner))
+        return sizes
     try:
         storage = tensor.untyped_storage()
     except NotImplementedError:  # a sparse tensor
@@ -86,11 +89,17 @@ def _memory(tensor: Tensor) -> dict[int, int]:
     return {storage_number(storage) if isinstance(tensor, FakeTensor) else storage.data_ptr(): storage.nbytes()}
 
 
-def _figures(current: int, peak: int) -> dict[str, dict[str, int]]:
-    large = {"current": current, "peak": peak, "allocated": 0, "freed": 0}
-    return {"all": large, "large_pool": large, "small_pool": dict.fromkeys(large, 0)}
+def _statistic(current: int, peak: int) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": 0, "freed": 0}
 
 
+def _by_pool(current: int, peak: int) -> dict[str, dict[str, int]]:
+    large = _statistic(current, peak)
+    return {"all": large, "large_pool": large, "small_pool": _statistic(0, 0)}
+
+
+_ESTIMATED = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+_NOT_ESTIMATED = ("allocation", "segment", "active", "inactive_split", "inactive_split_bytes")
 _OVERSIZE = ("oversize_allocations", "oversize_segments")
 _COUNTERS = (
     "num_alloc_retries",

@@ -1,6 +1,6 @@
-"""What GPUs that are not there tell of themselves: ``nvidia-smi``, and what ``torch.cuda`` asks NVML and ROCm's SMI.
+"""Monitoring of the GPUs that a CPU stands in for: ``nvidia-smi``, and the sensors that ``torch.cuda`` reads by NVML.
 
-``nvidia-smi`` is on the path, unless the machine has the program itself. Load, temperature, clocks and power are 0.
+A program ``nvidia-smi`` is added to the path unless the machine has one. Load, temperature, clocks and power are 0.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from dsexplore._internal.worlds.remarks import Remarks
 _PROGRAM = "nvidia-smi"
 
 
-def _put_on_path(patches: Patches, parts: Parts) -> None:
+def _add_nvidia_smi(patches: Patches, parts: Parts) -> None:
+    """Write a program ``nvidia-smi`` that runs `smi_answers`, and add its folder to the end of ``PATH``."""
     gpu = parts[Gpu]
     if gpu.vendor != "nvidia" or shutil.which(_PROGRAM) is not None:
         return
     folder = Path(tempfile.mkdtemp(prefix="dsexplore-smi-"))
     patches.callback(shutil.rmtree, folder, True)
-    of_gpu = (gpu.name, gpu.total_memory_mib, f"{gpu.major}.{gpu.minor}", parts[Driver].count)
-    command = shlex.join([sys.executable, "-I", str(smi_answers.__file__), *map(str, of_gpu)])
+    node = (gpu.name, gpu.total_memory_mib, f"{gpu.major}.{gpu.minor}", parts[Driver].count)
+    command = shlex.join([sys.executable, "-I", str(smi_answers.__file__), *map(str, node)])
     program = folder / _PROGRAM
     program.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     before = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = f"{before}{os.pathsep}{folder}"
-    patches.callback(_take_off_path, str(folder))
+    patches.callback(_remove_from_path, str(folder))
 
 
-def _take_off_path(folder: str) -> None:
-    """Take a folder off the path, which the program may have changed meanwhile."""
-    kept = [entry for entry in os.environ.get("PATH", os.defpath).split(os.pathsep) if entry != folder]
-    os.environ["PATH"] = os.pathsep.join(kept)
+def _remove_from_path(folder: str) -> None:
+    """Remove a folder from ``PATH``, which the program may have changed meanwhile."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(entry for entry in folders if entry != folder)
 
 
-ZERO = "utilization, power, temperature and clocks of GPUs are answered with 0, as no GPU is there"
+ZERO = "utilization, power, temperature and clocks of GPUs are 0, as this machine has no GPU"
 
 
 def _zero(original: Any, parts: Parts) -> Any:
@@ -69,7 +70,7 @@ def _used(original: Any, parts: Parts) -> Any:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("the program nvidia-smi", "no driver has brought it", _put_on_path, "cuda device"),
-    *(Patch(name, "it asks a driver that is not there", _zero, when="cuda device") for name in SENSORS),
-    Patch(MEMORY_USED, "it asks a driver that is not there", _used, when="cuda device"),
+    Change("the program nvidia-smi", "without a driver there is none", _add_nvidia_smi, "cuda device"),
+    *(Patch(name, "it asks a driver, and there is none", _zero, when="cuda device") for name in SENSORS),
+    Patch(MEMORY_USED, "it asks a driver, and there is none", _used, when="cuda device"),
 )

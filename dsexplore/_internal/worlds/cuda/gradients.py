@@ -1,7 +1,6 @@
-"""Gradients that autograd hands to hooks and backward functions: each is on the device of the tensor it belongs to.
+"""Devices of the gradients that autograd hands to hooks and backward functions: each has that of its tensor.
 
-C++ makes them, so they carry no device; a program may keep one, and compute with it or send it once the backward is
-over.
+C++ creates them without a mark. A program may keep one, and compute with it or send it after the backward.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from dsexplore._internal.worlds.cuda.device_marks import device_among, device_of
 from dsexplore._internal.worlds.cuda.function_mode import StandInMode, implements
 
 _DEVICE = "_dsexplore_gradients_device"
-"""The attribute of an autograd node with the device of the gradients that it gets."""
+"""Attribute of an autograd node: the device of the gradients that it receives."""
 
 
 def _keep_device(original: Any, parts: Parts) -> Any:
-    bind = vars(Function)["apply"].__get__  # a class method, of Python or of C
+    """Wrap ``Function.apply`` to store the device of its outputs in their node."""
+    bind = vars(Function)["apply"].__get__  # a class method, in Python or in C, by version of torch
 
     def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         made = bind(None, cls)(*args, **kwargs)
@@ -47,13 +47,14 @@ def _place_gradients(original: Callable[..., Any], parts: Parts) -> Callable[...
 
 
 def _place(gradients: Any, device: torch.device | None) -> None:
-    """Put a gradient, or a list or tuple of them, on a CUDA device."""
+    """Mark a gradient, or a list or tuple of them, if the device is a CUDA device."""
     if device is not None and device.type == "cuda":
         place(gradients, device)
 
 
 @implements(Tensor.register_hook)
 def _register_hook(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Register a hook that gets its gradient marked with the device of the tensor."""
     tensor, hook = args if len(args) == 2 else (args[0], kwargs["hook"])
     device = device_of(tensor)
 
@@ -81,7 +82,7 @@ def _grad(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(APPLY_FUNCTION, "its node must know the device of its gradients", _keep_device, when="cuda device"),
+    Patch(APPLY_FUNCTION, "its node has to know the device of its gradients", _keep_device, when="cuda device"),
     Patch(RUN_NODE, "gradients carry no device", _place_gradients, when="cuda device"),
     Patch(RUN_NODE_BOXED, "gradients carry no device", _place_gradients, when="cuda device"),
 )

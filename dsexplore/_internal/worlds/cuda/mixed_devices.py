@@ -1,8 +1,8 @@
-"""The error of a GPU where an op gets tensors on different devices, and the CPU that stands in would compute it.
+"""torch's error for an op of tensors on different devices, which the CPU would compute without complaint.
 
-It is raised for what programs forget to move: a batch, targets, a mask, a module. So the tensor that is elsewhere must
-be one that no op with a gradient made, outside of backward and ``torch.func``: tensors that C++ hands to Python there
-carry no device, and would pass for tensors on the CPU.
+It is for tensors that programs forget to move: a batch, targets, a mask, a module. Results of ops with a gradient, and
+tensors in backward and in ``torch.func``, are not checked: C++ hands tensors to Python there that carry no device,
+although they belong to a GPU.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from dsexplore._internal.torch_internals.autograd import current_graph_task, fun
 from dsexplore._internal.torch_internals.dispatch import OpOverload, OpOverloadPacket
 from dsexplore._internal.worlds.cuda.device_marks import PLAIN_CLASSES
 
-_MAY_MIX = frozenset(
+_MIXING = frozenset(
     (
         *(Tensor.__getitem__, Tensor.index_put, torch.index_put),  # indices may be on the CPU
-        *(Tensor.view_as, Tensor.expand_as, Tensor.reshape_as),  # the other's shape alone
+        *(Tensor.view_as, Tensor.expand_as, Tensor.reshape_as),  # they read only the other tensor's shape
         *(Tensor.new_tensor, Tensor.new_full, torch.full_like, torch.tensor, torch.as_tensor),  # data is copied
         *(torch.nn.functional.ctc_loss, torch.ctc_loss),  # lengths are on the CPU
     )
 )
+"""Functions that take tensors of several devices."""
 
 
 def refuse_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, device: torch.device) -> None:
-    """Raise torch's error if an op that computes on a CUDA device got a tensor that is elsewhere.
+    """Raise torch's error if an op on a CUDA device got a tensor that is on another device.
 
     Args:
-        func: the op.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        device: the first CUDA device that its tensors carry.
+        func: function of torch that computes the op.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call; None for no arguments.
+        device: first CUDA device among the tensors of the call.
 
     Raises:
-        RuntimeError: as torch words it.
+        RuntimeError: a tensor is on another device; the message is torch's.
     """
-    for arg in args if not kwargs else (*args, *kwargs.values()):
+    if kwargs:
+        args = (*args, *kwargs.values())
+    for arg in args:
         if isinstance(arg, Tensor):
             if arg._dsexplore_cuda_device is not device:  # type: ignore[attr-defined]
                 _check(func, (arg,), device)
@@ -48,20 +51,20 @@ def refuse_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 
 
 def _check(func: Any, tensors: Iterable[Any], device: torch.device) -> None:
+    """Raise if one of the tensors is certainly on another device, and the function does not allow that."""
     for tensor in tensors:
         if not isinstance(tensor, Tensor) or type(tensor) not in PLAIN_CLASSES or not tensor.dim():
             continue
         other: torch.device = tensor._dsexplore_cuda_device or tensor.device  # type: ignore[attr-defined]
-        if other == device or other.type == "meta" or _is_excused(func, tensor):
+        if other == device or other.type == "meta" or _takes_any_device(func) or is_device_unsure(tensor):
             continue
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}!"
         )
 
 
-def _is_excused(func: Any, tensor: Tensor) -> bool:
-    """Return True if an op takes tensors of several devices, or the device of a tensor is not known for sure."""
-    return func in _MAY_MIX or isinstance(func, (OpOverload, OpOverloadPacket)) or is_device_unsure(tensor)
+def _takes_any_device(func: Any) -> bool:
+    return func in _MIXING or isinstance(func, (OpOverload, OpOverloadPacket))
 
 
 def is_device_unsure(tensor: Tensor) -> bool:

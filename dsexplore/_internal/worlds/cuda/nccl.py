@@ -1,7 +1,7 @@
-"""``torch.distributed`` with meshes and groups of ``cuda`` devices, whose tensors are the CPU's.
+"""Patches of ``torch.distributed``, so that meshes and groups of ``cuda`` devices work with CPU tensors.
 
-A mesh keeps the device type that it was asked for, so torch goes the ways that it goes on GPUs: DTensor's
-``S(0) -> S(1)`` is an all_to_all, and DTensor's random ops share one state.
+A mesh keeps its device type ``cuda``, so torch takes the same branches as on GPUs: DTensor's ``S(0) -> S(1)`` is an
+all_to_all, and DTensor's random ops share one state.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from dsexplore._internal.worlds.cuda.device_marks import CPU, device_among, devi
 
 
 class BarrierOptions(distributed_c10d.BarrierOptions):
-    """Options of a barrier, whose tensor C++ makes: on the CPU, whatever device is named."""
+    """Options of a barrier that ignore the device: C++ creates the barrier's tensor there, and it has to be the CPU."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, CPU if name == "device" else value)
 
 
 class NcclOptions(SimpleNamespace):
-    """Stands in for ``ProcessGroupNCCL.Options``: keeps what it is given."""
+    """Stands in for ``ProcessGroupNCCL.Options``; it stores its arguments as attributes."""
 
     def __init__(self, is_high_priority_stream: bool = False, **kwargs: Any) -> None:
         super().__init__(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace(), **kwargs)
 
 
 class ProcessGroupNCCL:
-    """Stands in for the class of that name, whose options programs set."""
+    """Stands in for torch's class of that name; programs set its options."""
 
     Options = NcclOptions
 
@@ -51,7 +51,7 @@ def _add_nccl(patches: Patches, parts: Parts) -> None:
             patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
 
 
-def _where_parameters_are(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+def _with_device(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
     def placed(self: Any) -> Any:
         tensors = original(self)
         place(tensors, device_among(self.parameters()))
@@ -90,14 +90,16 @@ def _offload_to_cpu(original: Callable[..., DTensor], parts: Parts) -> Callable[
 
 
 def _tracker(original: type, parts: Parts) -> type:
-    class Tracker(original):  # type: ignore[misc] # a class of torch's, or a world's in its place
-        """Reads the generator's state from CPU memory; on fake tensors, which have no values, it keeps none."""
+    """Return a subclass of DTensor's RNG tracker that works with CPU memory and with fake tensors."""
+
+    class Tracker(original):  # type: ignore[misc] # torch's class, or a world's replacement of it
+        """Reads the generator's state from CPU memory; with fake tensors, which have no values, it tracks none."""
 
         def __init__(self, device_mesh: Any, *run_state_sync: bool, **kwargs: bool) -> None:
-            # On fake tensors torch passes a second positional False: the ranks do not agree on a state. Here they do.
-            agree = () if run_state_sync and active_fake_mode() else run_state_sync
+            # For fake tensors torch passes False: ranks do not synchronize their states. On a cluster they would.
+            sync = () if run_state_sync and active_fake_mode() else run_state_sync
             with without_fake_mode():
-                super().__init__(device_mesh, *agree, **kwargs)
+                super().__init__(device_mesh, *sync, **kwargs)
 
         def _get_device_state(self) -> torch.Tensor:
             return torch.cuda.get_rng_state()
@@ -113,7 +115,7 @@ def _tracker(original: type, parts: Parts) -> type:
 PATCHES: tuple[Entry, ...] = (
     Patch(
         BARRIER_OPTIONS,
-        "C++ makes a barrier's tensor on the device that they name",
+        "C++ creates the barrier's tensor on their device",
         lambda original, parts: BarrierOptions,
         when="cuda device",
     ),
@@ -121,7 +123,7 @@ PATCHES: tuple[Entry, ...] = (
     Change("ProcessGroupNCCL", "a CPU build has none, and programs set its options", _add_nccl, "cuda device"),
     Patch(RNG_TRACKER, "it moves a generator's state to the device, and reads it", _tracker, when="cuda device"),
     *(
-        Patch(target, "C++ makes what a communication hook gets", _where_parameters_are, when="cuda device")
+        Patch(target, "C++ creates the tensors of a communication hook", _with_device, when="cuda device")
         for target in BUCKET_TENSORS
     ),
     Patch(

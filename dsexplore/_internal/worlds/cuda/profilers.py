@@ -1,4 +1,4 @@
-"""torch's profilers on GPUs that are not there: the CPU is profiled, and no event is asked of a driver."""
+"""Patches of torch's profilers for the CUDA stand-in: they profile the CPU, and ask no driver for events."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from dsexplore._internal.torch_internals.cuda import EMIT_NVTX, PROFILE
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 from dsexplore._internal.worlds.remarks import Remarks
 
-_CPU_ALONE = "the profiler has events of the CPU alone, as no GPU is there: their times are those of this machine"
+_CPU_ONLY = "the profiler has events of the CPU only, as this machine has no GPU: their times are this machine's"
 
 
 def _profile_cpu(original: Any, parts: Parts) -> Any:
+    """Wrap the initializer of ``torch.autograd.profiler.profile`` to profile the CPU where CUDA is asked for."""
     remarks = parts[Remarks]
 
     @wraps(original)
     def set_up(self: Any, enabled: bool = True, **options: Any) -> None:
-        asks = enabled and (options.get("use_cuda") or options.get("use_device") == "cuda")
-        if asks:
-            remarks.say(_CPU_ALONE, quiet=True)
-            options.pop("use_cuda", None)  # torch 2.15 has it no more
+        profiles_cuda = enabled and (options.get("use_cuda") or options.get("use_device") == "cuda")
+        if profiles_cuda:
+            remarks.say(_CPU_ONLY, quiet=True)
+            options.pop("use_cuda", None)  # torch 2.15 no longer has it
             options |= {"use_device": None, "use_cpu": True}
         original(self, enabled, **options)
-        if asks:
-            self.use_device = "cuda"  # as its tables ask for
+        if profiles_cuda:
+            self.use_device = "cuda"  # the tables of the profiler read it
 
     return set_up
 

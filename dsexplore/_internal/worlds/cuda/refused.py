@@ -1,6 +1,7 @@
-"""Features that no CPU has: CUDA graphs, kernels and extensions give one error that names them and a remedy.
+"""Features that need a GPU: CUDA graphs, Triton kernels and extensions raise an error that names them and a remedy.
 
-``torch.compile`` runs the code as it is, and says so once; attention kernels that only GPUs have give way to others.
+``torch.compile`` runs the code eagerly and warns once. An attention kernel that the CPU lacks falls back to the math
+backend.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from dsexplore._internal.torch_internals.cuda import (
 from dsexplore._internal.torch_internals.modules import OPTIMIZED_MODULE
 from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Patch, Patches
 
-NO_GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
-NO_KERNELS = "take an implementation that torch has itself (attn_implementation='sdpa', a fallback, foreach)"
-NO_EXTENSIONS = "take an implementation in Python for this run: no extension can be built or run for a GPU here"
+NO_GRAPHS = "switch CUDA graphs off for this run (frameworks have an option for it); a graph sends what its code sends"
+NO_KERNELS = "use an implementation of torch's own (attn_implementation='sdpa', a fallback, foreach)"
+NO_EXTENSIONS = "use an implementation in Python for this run: extensions for GPUs cannot be built or run here"
 NO_DATA_PARALLEL = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU, as torch recommends"
 EAGER = (
-    "torch.compile is left out where a CPU stands in for a GPU: the code runs as it is written, so collectives that a "
+    "torch.compile does nothing where a CPU stands in for a GPU: the code runs eagerly, so collectives that a "
     "compiler would fuse or reorder are shown one by one"
 )
 
 
 def refuse(name: str, remedy: str, *entry: Any) -> Callable[..., NoReturn]:
-    """Return a function that raises, whatever it is called with.
+    """Return a function that raises `UsageError` with any arguments.
 
     Args:
-        name: what is refused.
-        remedy: what to do instead.
-        entry: what an entry of the table hands on, which is not needed.
+        name: name of the refused feature, for the error.
+        remedy: advice at the end of the error.
+        entry: the original and the parts that a `Patch` passes; not used.
     """
 
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
@@ -56,7 +57,7 @@ def refuse(name: str, remedy: str, *entry: Any) -> Callable[..., NoReturn]:
 
 
 class _RefusedClass(type):
-    """A class that still can be named in annotations and `isinstance`, but has no instances."""
+    """Metaclass of a class that works in annotations and `isinstance`, but raises when it is called."""
 
     refused: Callable[..., NoReturn]
 
@@ -77,6 +78,7 @@ def _refuse_triton(original: Any, parts: Parts) -> Callable[..., NoReturn]:
 
 
 def _skip_compiler(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Replace ``torch.compile`` by a function that returns what it is given, and warns once."""
     warned = False
 
     def compile_nothing(model: Any = None, **options: Any) -> Any:
@@ -93,16 +95,16 @@ def _skip_compiler(original: Callable[..., Any], parts: Parts) -> Callable[..., 
 
 
 def _wrap_as_compiled(model: nn.Module) -> nn.Module:
-    """Return a module in torch's wrapper of compiled ones, which programs unwrap, with nothing compiled."""
+    """Return a module in torch's wrapper of compiled modules, which programs unwrap; nothing is compiled."""
     wrapper = OPTIMIZED_MODULE.get()
     compiled: nn.Module = model if isinstance(model, wrapper) else wrapper(model, lambda function: function)
     return compiled
 
 
-def _no_trees_of_graphs(patches: Patches, parts: Parts) -> None:
+def _add_graph_trees(patches: Patches, parts: Parts) -> None:
     """Add an empty module of CUDA graph trees, for ``torch.compiler.reset`` and ``cudagraph_mark_step_begin``."""
     if TREES_OF_GRAPHS not in sys.modules:
-        module = ModuleType(TREES_OF_GRAPHS, "No CUDA graph is there.")
+        module = ModuleType(TREES_OF_GRAPHS, "Replaces the module of CUDA graph trees; there are none.")
         vars(module).update(mark_step_begin=lambda: None, reset_cudagraph_trees=lambda: None)
         sys.modules[TREES_OF_GRAPHS] = module
         patches.callback(sys.modules.pop, TREES_OF_GRAPHS, None)
@@ -139,7 +141,7 @@ PATCHES: tuple[Entry, ...] = (
         by_code=True,
     ),
     Patch(COMPILE, "compiled code calls no function mode", _skip_compiler, when="cuda device", by_code=True),
-    Change("the compiler's CUDA graphs", "there are none to reset", _no_trees_of_graphs, when="cuda device"),
+    Change("the compiler's CUDA graphs", "there are none to reset", _add_graph_trees, when="cuda device"),
     Patch(CHOOSE_ATTENTION, "the CPU may lack the chosen kernel", _allow_math, when="cuda device", by_code=True),
     *(
         Patch(

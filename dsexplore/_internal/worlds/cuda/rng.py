@@ -1,9 +1,9 @@
-"""Random numbers on a GPU that is not there: torch's CPU generator draws them, seeds and states have CUDA's form.
+"""`Generator`: random numbers on ``cuda``, drawn by torch's CPU generator, with states in CUDA's form.
 
-CUDA's generator state is 16 bytes, a seed and an offset, and DTensor's random ops compute with both. So a state here
-*names* a point of the CPU generator: reading a state after numbers were drawn reseeds the generator from the seed and
-an offset that it draws, and setting that state reseeds it likewise, so that the same numbers follow.
-`torch.cuda.manual_seed` and `torch.manual_seed` seed the same generator: the later one counts.
+The state of a CUDA generator is 16 bytes, a seed and an offset, and DTensor's random ops compute with both. A state of
+the CPU generator does not fit into them, so the 16 bytes *name* a point of it: reading a state after numbers were drawn
+draws an offset, and reseeds the CPU generator from seed and offset. Setting the state reseeds it from the same pair,
+so the same numbers follow. `torch.cuda.manual_seed` and `torch.manual_seed` seed one generator: the later call counts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dsexplore._internal.worlds.fake.fake_dispatch import entered
 
 STATE_BYTES = 16
 CpuGenerator = torch.Generator
-"""torch's own class, also where the name stands for ours."""
+"""torch's own class, which `GENERATOR` replaces inside a block."""
 
 
 class Generator(CpuGenerator):
     """A CPU generator with the interface of a CUDA generator; pass it wherever torch takes a generator.
 
     Args:
-        index: its CUDA device as the program sees it; None is the current one.
-        shared: the generator that draws in its place: the CPU's default one for the default CUDA generator.
+        index: index of its CUDA device as the program sees it; None for the current one.
+        shared: generator that draws in its place, such as the CPU's default one; None if it draws itself.
     """
 
     def __new__(cls, index: int | None = None, shared: torch.Generator | None = None) -> Generator:
@@ -47,22 +47,23 @@ class Generator(CpuGenerator):
         return torch.device("cuda", torch.cuda.current_device() if self._index is None else self._index)
 
     def manual_seed(self, seed: int) -> Generator:
-        """Start anew from a seed."""
+        """Restart from a seed."""
         self._reseed(int(seed), 0)
         return self
 
     def seed(self) -> int:
-        """Start anew from a random seed, and return it."""
+        """Restart from a random seed, and return it."""
         self._reseed(self._draw("seed"), 0)
         return self._seed
 
     def initial_seed(self) -> int:
         """Return the seed that was last set."""
         cpu_seed: int = self._draw("initial_seed")
-        return self._seed if cpu_seed == self._cpu_seed else cpu_seed  # another: the CPU generator itself was seeded
+        was_seeded_directly = cpu_seed != self._cpu_seed  # by torch.manual_seed
+        return cpu_seed if was_seeded_directly else self._seed
 
     def get_state(self) -> torch.Tensor:
-        """Return seed and offset, 16 bytes."""
+        """Return seed and offset as a tensor of 16 bytes."""
         self._settle()
         data = (self._seed % (1 << 64)).to_bytes(8, "little") + self._offset.to_bytes(8, "little")
         with without_fake_mode():
@@ -72,7 +73,7 @@ class Generator(CpuGenerator):
         """Continue from a saved state.
 
         Raises:
-            RuntimeError: the state does not have the 16 bytes of a CUDA generator's.
+            RuntimeError: the state does not have 16 bytes.
         """
         with without_fake_mode():
             data = bytes(new_state.tolist())
@@ -90,17 +91,17 @@ class Generator(CpuGenerator):
         return self._offset
 
     def set_offset(self, offset: int) -> Generator:
-        """Continue from another offset of the same seed."""
+        """Continue from an offset of the same seed."""
         self._settle()
         self._reseed(self._seed, int(offset))
         return self
 
     def clone_state(self) -> Generator:
-        """Return a generator that goes on from the same state."""
+        """Return a new generator with the same state."""
         return Generator(self._index).set_state(self.get_state())
 
     def _settle(self) -> None:
-        """Name the present point of the CPU generator by seed and offset, if numbers were drawn since it had a name."""
+        """Give the CPU generator's current point a seed and an offset, if numbers were drawn since the last time."""
         if self._at == self._point():
             return
         seed = self.initial_seed()
@@ -119,17 +120,18 @@ class Generator(CpuGenerator):
             return bytes(self._draw("get_state").numpy())
 
     def _draw(self, method: str, *args: Any) -> Any:
-        """Call a method of the generator that draws."""
+        """Call a method of the CPU generator that draws for this one, below this class."""
         return getattr(super() if self._shared is None else self._shared, method)(*args)
 
 
 def _mixed(seed: int, offset: int) -> int:
+    """Return a seed for the CPU generator, which depends on both numbers."""
     digest = hashlib.blake2b(f"{seed}:{offset}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class _OnFakeTensors(CpuGenerator):
-    """A CPU generator where tensors are fake: a state that was moved, as those that ranks agree on, has no values."""
+    """A CPU generator for fake tensors. A state that was moved to a device, to broadcast it, has no values."""
 
     def set_state(self, new_state: torch.Tensor) -> CpuGenerator:
         """Continue from a saved state; ignore a fake one, which has no values."""
@@ -137,13 +139,13 @@ class _OnFakeTensors(CpuGenerator):
 
 
 class _AnyGenerator(type):
-    """``torch.Generator``, which makes ours where a program asks for one on ``cuda``."""
+    """Metaclass of ``torch.Generator`` inside a block: it creates a `Generator` for ``cuda``, torch's for the CPU."""
 
     def __call__(cls, device: Any = "cpu") -> CpuGenerator:
-        named = torch.device(device)
-        if named.type == "cuda":
-            return Generator(named.index)
-        return CpuGenerator(named) if entered() is None else _OnFakeTensors(named)
+        device = torch.device(device)
+        if device.type == "cuda":
+            return Generator(device.index)
+        return CpuGenerator(device) if entered() is None else _OnFakeTensors(device)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, CpuGenerator)

@@ -1,7 +1,7 @@
-"""NCCL's error for a tensor on the CPU, for programs that forgot to move it to the GPU.
+"""torch's error for a CPU tensor that a program sends with NCCL because it forgot to move it to the GPU.
 
-Without it, a world in which the CPU stands in for GPUs would send the tensor. It is raised only for calls by the
-program or a third-party package: torch's own calls may send tensors created in C++, which carry no simulated device.
+Without this check, a simulated world would send the tensor. The error is raised only for calls by the program or a
+third-party package: torch itself may send tensors created in C++, which have no mark.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ChosenBackends:
     """The backends that a program chose for its groups.
 
     Args:
-        backend_of: returns the backend that the program chose for a group, in lower case; None if it chose none, so
-            that torch would use gloo for the CPU beside NCCL.
+        backend_of: returns the backend that the program chose for a group, in lower case; None if it chose none:
+            torch would then use gloo for CPU tensors.
     """
 
     def __init__(self, backend_of: Callable[[dist.ProcessGroup | None], str | None] = lambda group: None) -> None:
@@ -43,7 +43,7 @@ class ChosenBackends:
 
 
 def _check(original: Callable[[Any, str], None], parts: Parts) -> Callable[[Any, str], None]:
-    """Wrap torch's check of an argument, a tensor or a list of tensors, to refuse tensors on the CPU, too."""
+    """Wrap torch's check of an argument, a tensor or a list of tensors, to refuse CPU tensors too."""
     backends = parts[ChosenBackends]
 
     def check(param: Any, param_name: str) -> None:
@@ -55,16 +55,23 @@ def _check(original: Callable[[Any, str], None], parts: Parts) -> Callable[[Any,
 
 
 def _refuse_cpu(tensors: Iterable[Tensor], name: str, frame: FrameType, backends: ChosenBackends) -> None:
-    """Raise if one of the tensors passed to a function of ``torch.distributed``, in this frame, cannot be sent."""
+    """Raise if one of the tensors passed to a function of ``torch.distributed`` is a CPU tensor of an NCCL group.
+
+    Args:
+        tensors: tensors that the function sends or receives.
+        name: name of its argument, for the error.
+        frame: frame of the function.
+        backends: the backends of the groups.
+    """
     tensor = next(filter(_is_on_cpu, tensors), None)
     if tensor is None or not backends.are_nccl_alone(frame.f_locals.get("group")):
         return
     op = _called_by_program(frame)
     if op is not None:
         raise RuntimeError(
-            f"No backend type associated with device type cpu: {op} got a tensor of shape {tuple(tensor.shape)} on "
-            f"the CPU as {name}, and nccl, which the program chose for this group, sends from GPUs alone: move the "
-            'tensor to the GPU, or choose "cpu:gloo,cuda:nccl"'
+            f"No backend type associated with device type cpu: the {name} of {op} is a CPU tensor of shape "
+            f"{tuple(tensor.shape)}, and the backend of this group, nccl, sends GPU tensors only: move the "
+            'tensor to the GPU, or choose the backend "cpu:gloo,cuda:nccl"'
         )
 
 
@@ -78,10 +85,10 @@ def _is_on_cpu(tensor: Tensor) -> bool:
 
 
 def _called_by_program(frame: FrameType) -> str | None:
-    """Return the function of ``torch.distributed`` by which the program, or a package, reached this frame.
+    """Return the function of ``torch.distributed`` through which the program, or a package, reached this frame.
 
     Returns:
-        Its name; None if torch called it, or if it sends objects, which torch turns into tensors.
+        Name of the function; None if torch called it, or if it sends objects, which torch turns into tensors.
     """
     names = []
     caller: FrameType | None = frame
@@ -93,9 +100,12 @@ def _called_by_program(frame: FrameType) -> str | None:
         elif not module.startswith(_DECORATORS):
             break
         caller = caller.f_back
-    by_torch = caller is None or module.startswith("torch.")
-    # A P2POp, which `__new__` makes, is not sent yet: its send or receive checks the tensor again.
-    return None if by_torch or any("object" in name or name == "__new__" for name in names) else names[-1]
+    if caller is None or module.startswith("torch."):
+        return None
+    # P2POp.__new__ sends nothing yet; the send or receive checks the tensor again.
+    if any("object" in name or name == "__new__" for name in names):
+        return None
+    return names[-1]
 
 
 PATCHES: tuple[Entry, ...] = tuple(

@@ -1,6 +1,6 @@
-"""What ``nvidia-smi`` answers of GPUs that are not there: a program of its own, which loads nothing of torch.
+"""The program ``nvidia-smi`` for GPUs that a CPU stands in for; it runs in its own process, without torch.
 
-Memory in use and utilization are 0; what is not known of the hardware is ``[N/A]``, as the real one prints it.
+Memory in use and utilization are 0. A field that is not known is ``[N/A]``, as the real program prints it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class Answers:
     """The GPUs of a node.
 
     Attributes:
-        name: of each.
-        memory_mib: of each.
+        name: name of each GPU.
+        memory_mib: memory of each GPU, MiB.
         capability: compute capability, ``"9.0"``.
-        count: how many there are.
+        count: number of GPUs.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Answers:
         }.get(field, UNKNOWN)
 
     def table(self, indices: Sequence[int]) -> str:
-        """Return the table that ``nvidia-smi`` prints without options, shortened to what is known."""
+        """Return the table that ``nvidia-smi`` prints without options, with the known columns only."""
         rule = "+" + "-" * 77 + "+"
         rows = [
             f"| {index:>3}  {self.name:<34} | {'0MiB':>10} / {self.memory_mib}MiB | 0%  Default |" for index in indices
@@ -57,12 +57,12 @@ class Answers:
 
 
 def uuid_of(index: int) -> str:
-    """Return the name of a GPU that no other one of the node has."""
+    """Return the uuid of the GPU with this index, unique on its node."""
     return f"GPU-00000000-0000-0000-0000-{index:012d}"
 
 
 def answer(answers: Answers, arguments: Sequence[str]) -> int:
-    """Print what ``nvidia-smi`` prints with these arguments, and return its exit status."""
+    """Print the output of ``nvidia-smi`` for these command-line arguments, and return its exit status."""
     parser = argparse.ArgumentParser(prog="nvidia-smi", allow_abbrev=False, add_help=False)
     parser.add_argument("-L", "--list-gpus", action="store_true")
     parser.add_argument("-i", "--id")
@@ -99,5 +99,6 @@ def _csv(answers: Answers, query: str, layout: str, indices: Sequence[int]) -> l
 
 
 if __name__ == "__main__":
-    gpu, memory, capability, number, *given = sys.argv[1:]
-    sys.exit(answer(Answers(gpu, int(memory), capability, int(number)), given))
+    name, memory_mib, capability, count, *arguments = sys.argv[1:]
+    gpus = Answers(name=name, memory_mib=int(memory_mib), capability=capability, count=int(count))
+    sys.exit(answer(gpus, arguments))

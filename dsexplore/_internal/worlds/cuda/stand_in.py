@@ -1,4 +1,7 @@
-"""`cuda_stand_in`: inside a block, ``cuda`` means the CPU."""
+"""`cuda_stand_in`: the block in which ``cuda`` means the CPU; and `TABLE`, all patches that it installs.
+
+Import it only when a program uses ``cuda``: it imports parts of ``torch.cuda`` that nothing else needs.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,48 @@ from contextlib import contextmanager
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.interrupts import uninterrupted
-from dsexplore._internal.torch_internals.patches import Parts, Patches, install_all
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patches, install_all
+from dsexplore._internal.worlds.cuda import (
+    autocast,
+    device_marks,
+    export,
+    function_mode,
+    gpu_kernels,
+    gpu_sensors,
+    gradients,
+    nccl,
+    profilers,
+    refused,
+    rng,
+    sent_tensors,
+    tensor_construction,
+    torch_cuda,
+    torch_load,
+)
+from dsexplore._internal.worlds.cuda import tensor_functions as tensor_functions  # it registers with the function mode
 from dsexplore._internal.worlds.cuda.cuda_driver import Driver
-from dsexplore._internal.worlds.cuda.cuda_patch_table import TABLE
 from dsexplore._internal.worlds.cuda.function_mode import StandInMode
 from dsexplore._internal.worlds.cuda.gpu import Gpu, read_gpu
 from dsexplore._internal.worlds.remarks import Remarks
+
+TABLE: tuple[Entry, ...] = (
+    *device_marks.PATCHES,
+    *torch_cuda.PATCHES,
+    *gpu_sensors.PATCHES,
+    *profilers.PATCHES,
+    *rng.PATCHES,
+    *autocast.PATCHES,
+    *torch_load.PATCHES,
+    *tensor_construction.PATCHES,
+    *nccl.PATCHES,
+    *gpu_kernels.PATCHES,
+    *refused.PATCHES,
+    *export.PATCHES,
+    *gradients.PATCHES,
+    *sent_tensors.PATCHES,
+    *function_mode.PATCHES,
+)
+"""All that is replaced in torch, in this order. The function mode comes last, as it relies on the others."""
 
 _current: Gpu | None = None
 
@@ -21,19 +60,19 @@ _current: Gpu | None = None
 def cuda_stand_in(
     gpu: str = "h100", ranks_per_node: int = 8, local_rank: int = 0, parts: Parts | None = None
 ) -> Iterator[Gpu]:
-    """Make ``cuda`` mean the CPU inside a block, and fake tensors where a mode of fake tensors is active.
+    """Make ``cuda`` mean the CPU inside a block; in a fake tensor mode, it means fake tensors on the CPU.
 
     Args:
-        gpu: name of the GPU whose answers programs get (``known_gpus`` lists them), or path of a file of the user's.
+        gpu: name of the GPU whose properties programs see (``known_gpus`` lists them), or path of a data file.
         ranks_per_node: number of GPUs of a node.
         local_rank: index of the current device when the block begins.
-        parts: what the entries of a world's tables share: its `Remarks`, and the `ChosenBackends` of its groups.
+        parts: objects that the patches of a world share, with its `Remarks` and `ChosenBackends`; None for none.
 
     Yields:
-        What is known of that GPU.
+        Properties of the GPU.
 
     Raises:
-        UsageError: no such GPU, a rank that the node does not have, or a block inside another.
+        UsageError: there is no such GPU, the node has no such rank, or another block is open.
     """
     model = read_gpu(gpu)
     _check(ranks_per_node, local_rank)
@@ -48,10 +87,11 @@ def cuda_stand_in(
 
 
 def _check(ranks_per_node: int, local_rank: int) -> None:
+    """Raise if a block is open, or if the node has no such rank."""
     if _current is not None:
-        raise UsageError(f"a CPU stands in for {_current.name} already: close that block first, or use it as it is")
+        raise UsageError(f"a CPU already stands in for {_current.name}: close that block first, or use it")
     if ranks_per_node < 1:
-        raise UsageError(f"a node of {ranks_per_node} GPUs cannot be: give 1 or more")
+        raise UsageError(f"a node cannot have {ranks_per_node} GPUs: give 1 or more")
     if not 0 <= local_rank < ranks_per_node:
         raise UsageError(
             f"local rank {local_rank} is not in a node of {ranks_per_node} GPUs: "

@@ -1,6 +1,6 @@
-"""Streams and events of a GPU that is not there: order is kept, because everything runs at once on the CPU.
+"""`Stream` and `Event` of the CUDA stand-in: they keep no order, because everything runs in order on the CPU.
 
-An event records the host's clock, so `elapsed_time` is the time that this machine took, not what a GPU would take.
+An event records the host's clock, so `elapsed_time` is this machine's time, not a GPU's.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stream:
     is_capturing = lambda self: False  # noqa: E731
 
     def synchronize(self) -> None:
-        """Wait for the work: nothing is left to wait for."""
+        """Do nothing, as the work is done."""
 
     def wait_event(self, event: Any) -> None:
         """Do nothing, as work runs in order anyway."""
@@ -80,10 +80,9 @@ class Stream:
         self._context.__exit__(*exception)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and (self.stream_id, self.device_index) == (
-            other.stream_id,
-            other.device_index,
-        )
+        if not isinstance(other, Stream):
+            return False
+        return (self.stream_id, self.device_index) == (other.stream_id, other.device_index)
 
     def __hash__(self) -> int:
         return hash((self.stream_id, self.device_index))
@@ -113,13 +112,13 @@ class Event:
         return True
 
     def synchronize(self) -> None:
-        """Wait for the work before the event: nothing is left to wait for."""
+        """Do nothing, as the work before the event is done."""
 
     def elapsed_time(self, end_event: Event) -> float:
         """Return the milliseconds of this machine between two recorded events.
 
         Raises:
-            ValueError: one of them was made without ``enable_timing=True``.
+            ValueError: one of them was created without ``enable_timing=True``.
             RuntimeError: one of them was not recorded.
         """
         if not (self._timing and end_event._timing):

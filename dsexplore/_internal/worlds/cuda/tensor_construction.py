@@ -1,11 +1,15 @@
-"""Tensors that are made or read below every function mode: of another one's memory, as parameters are, in C++, by
-DTensor and by the mode of fake tensors."""
+"""Devices of tensors that torch creates or reads below every function mode.
+
+These are parameters and other tensors made from another's memory, the parts of DTensors, fake tensors, and the block
+masks of FlexAttention, which are computed under ``torch.func.vmap``.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import signature
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dsexplore._internal.torch_internals.autograd import DESCRIBE_SAVED, SAVE_ON_CPU_INIT
+from dsexplore._internal.torch_internals.cuda import CREATE_BLOCK_MASK
 from dsexplore._internal.torch_internals.dtensor import DTENSOR_INIT, FROM_LOCAL, TO_LOCAL
 from dsexplore._internal.torch_internals.fake_tensors import FAKE_DEVICE, FAKE_DISPATCH
 from dsexplore._internal.torch_internals.function_modes import active_function_modes, is_any_function_mode_active
@@ -22,7 +27,7 @@ from dsexplore._internal.worlds.cuda.device_marks import CPU, device_of, place, 
 from dsexplore._internal.worlds.cuda.function_mode import StandInMode
 
 _DEVICE = 6
-"""Position of the device among a wrapper's arguments after its class."""
+"""Position of ``device`` among the arguments of ``_make_wrapper_subclass`` after the class."""
 
 
 def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> Any:
@@ -36,6 +41,8 @@ def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> Any:
 
 
 def _make_wrapper(original: Callable[..., Tensor], parts: Parts) -> Any:
+    """Wrap ``Tensor._make_wrapper_subclass`` to create the tensor on the CPU, and mark it with the CUDA device."""
+
     @wraps(original)
     def make(cls: type, *args: Any, **kwargs: Any) -> Tensor:
         device = args[_DEVICE] if len(args) > _DEVICE else kwargs.get("device")
@@ -71,6 +78,7 @@ def _place_parts(original: Callable[..., None], parts: Parts) -> Callable[..., N
 
 
 def _enter_mode(original: Callable[..., DTensor], parts: Parts) -> Any:
+    """Wrap ``DTensor.from_local`` to run in the function mode, also where torch has disabled it."""
     mode = parts[StandInMode]
 
     @wraps(original)
@@ -94,9 +102,9 @@ def _placed_local(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 
 
 def _device_of_fake(original: property, parts: Parts) -> property:
-    """Return a property that shows programs the CUDA device, and torch's mode of fake tensors the true one.
+    """Return a property that shows the CUDA device to programs, and the true device to torch's fake tensor mode.
 
-    In backward, C++ calls that mode while the function mode is active.
+    In backward, C++ calls the fake tensor mode while the function mode is active.
     """
     mode = parts[StandInMode]
     true_device: Callable[[Any], torch.device] = original.fget  # type: ignore[assignment] # it is not None
@@ -111,7 +119,7 @@ def _device_of_fake(original: property, parts: Parts) -> property:
 
 
 def below_function_modes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Wrap a function of torch to run below function modes, where tensors are on the CPU."""
+    """Wrap a function of torch to run below all function modes, where tensors are on the CPU."""
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -122,15 +130,17 @@ def below_function_modes(original: Callable[..., Any], parts: Parts) -> Callable
 
 
 def _grouped_by_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap torch's grouping of tensors by device and dtype, by which foreach optimizers work, to split by marks."""
+
     def group(tensorlistlist: Sequence[Sequence[Any]], with_indices: bool = False) -> dict[Any, tuple[list[Any], Any]]:
         groups: dict[Any, tuple[list[Any], list[int]]] = {}
         for (device, dtype), (lists, indices) in original(tensorlistlist, with_indices).items():
-            for number, tensor in enumerate(lists[0]):
+            for position, tensor in enumerate(lists[0]):
                 key = device_of(tensor) or device, dtype
-                grouped, kept = groups.setdefault(key, ([[] for _ in lists], []))
-                for group_list, whole_list in zip(grouped, lists, strict=True):
-                    group_list += whole_list[number : number + 1]  # a list without tensors stays empty
-                kept += indices[number : number + 1]
+                group_lists, group_indices = groups.setdefault(key, ([[] for _ in lists], []))
+                for group_list, whole_list in zip(group_lists, lists, strict=True):
+                    group_list += whole_list[position : position + 1]  # a list without tensors stays empty
+                group_indices += indices[position : position + 1]
         return groups
 
     return group
@@ -144,15 +154,28 @@ def _skip_pinning(original: Callable[..., None], parts: Parts) -> Callable[..., 
     return init
 
 
+def _place_mask(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``create_block_mask`` to mark the tensors of the mask with the device that the call names."""
+    mode, arguments = parts[StandInMode], signature(original)
+
+    def create_block_mask(*args: Any, **kwargs: Any) -> Any:
+        mask = original(*args, **kwargs)
+        device = arguments.bind(*args, **kwargs).arguments.get("device")
+        place([*vars(mask).values()], mode.read("cuda" if device is None else device))
+        return mask
+
+    return create_block_mask
+
+
 PATCHES: tuple[Entry, ...] = (
-    Change("copies of tensors", "fake tensors are copied without their device", _copy_with_device, "cuda device"),
-    Patch(DTENSOR_INIT, "its local tensor must be where the DTensor is", _place_parts, when="cuda device"),
+    Change("copies of tensors", "fake tensors are copied without their mark", _copy_with_device, "cuda device"),
+    Patch(DTENSOR_INIT, "its local tensor must have the mark of the DTensor", _place_parts, when="cuda device"),
     Patch(MAKE_SUBCLASS, "no function mode sees it", _make_subclass, when="cuda device"),
     Patch(
         MAKE_WRAPPER, "no function mode sees it, and torch has no memory on that device", _make_wrapper, "cuda device"
     ),
     Patch(FAKE_DEVICE, "no function mode sees it", _device_of_fake, when="cuda device"),
-    Patch(FAKE_DISPATCH, "it is to see where tensors truly are", below_function_modes, when="cuda device"),
+    Patch(FAKE_DISPATCH, "it has to see tensors on the CPU", below_function_modes, when="cuda device"),
     Patch(
         DESCRIBE_SAVED,
         "forward describes tensors below the function mode, recomputation within it",
@@ -164,9 +187,17 @@ PATCHES: tuple[Entry, ...] = (
     Patch(GROUP_BY_DEVICE, "C++ finds all tensors on the CPU", _grouped_by_device, when="cuda device", by_code=True),
     Patch(
         FROM_LOCAL,
-        "it moves tensors to the mesh's device, also where torch has the mode off",
+        "it moves tensors to the mesh's device, also where torch has disabled the mode",
         _enter_mode,
         "cuda device",
     ),
     Patch(TO_LOCAL, "no function mode sees it", _placed_local, when="cuda device"),
+    Patch(
+        CREATE_BLOCK_MASK,
+        "results of torch.func have no mark",
+        _place_mask,
+        when="cuda device",
+        by_code=True,
+        on_import=True,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Functions of tensors that `StandInMode` implements itself: where they are, moving them, making them of data."""
+"""Functions of torch that `StandInMode` implements: the device of a tensor, moves between devices, tensors of data."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ Kwargs = dict[str, Any]
 
 @implements(Tensor.to)
 def _to(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Return ``tensor.to(...)``, on the device that a device or another tensor among the arguments names."""
     target, cpu_args, cpu_kwargs = _target_of_to(args, kwargs)
     to_args, to_kwargs = args, kwargs
     if target is None or isinstance(target, Tensor):
@@ -37,7 +38,11 @@ def _to(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _target_of_to(args: Args, kwargs: Kwargs) -> tuple[Any, Args, Kwargs]:
-    """Return the device or tensor that ``tensor.to(...)`` names, or None; and its arguments with the CPU instead."""
+    """Return what names the device in ``tensor.to(*args, **kwargs)``, and the arguments with the CPU in its place.
+
+    Returns:
+        The device, or the tensor to take it from, or None; the arguments; the keyword arguments.
+    """
     if "device" in kwargs:
         return kwargs["device"], args, {**kwargs, "device": CPU}
     if len(args) > 1 and isinstance(args[1], (str, torch.device, int)):
@@ -49,11 +54,10 @@ def _target_of_to(args: Args, kwargs: Kwargs) -> tuple[Any, Args, Kwargs]:
 
 @implements(Tensor.cuda)
 def _cuda(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    tensor, *rest = args
-    named = rest[0] if rest else kwargs.get("device")
-    device = mode.read("cuda" if named is None else named)
+    target = args[1] if len(args) > 1 else kwargs.get("device")
+    device = mode.read("cuda" if target is None else target)
     layout = {"memory_format": kwargs["memory_format"]} if "memory_format" in kwargs else {}
-    return moved(Tensor.to(tensor, CPU, **layout), args, device)
+    return moved(Tensor.to(args[0], CPU, **layout), args, device)
 
 
 @implements(Tensor.cpu)
@@ -63,18 +67,18 @@ def _cpu(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @implements(Tensor.type)
 def _type(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Return the name of a tensor's type, ``torch.cuda.FloatTensor``, or the tensor as the type that is named."""
+    """Return the name of a tensor's type, such as ``torch.cuda.FloatTensor``, or the tensor converted to a type."""
     device = device_of(args[0])
-    named = args[1] if len(args) > 1 else kwargs.get("dtype")
-    if named is None:
+    dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if dtype is None:
         name: str = func(*args, **kwargs)
         return name if device is None else name.replace("torch.", "torch.cuda.", 1)
-    if isinstance(named, type) and named.__module__ == "torch.cuda":
-        named = f"torch.cuda.{named.__name__}"
-    if isinstance(named, str) and named.startswith("torch.cuda."):
+    if isinstance(dtype, type) and dtype.__module__ == "torch.cuda":
+        dtype = f"torch.cuda.{dtype.__name__}"
+    if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
         device = device or mode.read("cuda")
-        args, kwargs = (args[0], named.replace("torch.cuda.", "torch.", 1)), {}
-    elif not isinstance(named, torch.dtype):
+        args, kwargs = (args[0], dtype.replace("torch.cuda.", "torch.", 1)), {}
+    elif not isinstance(dtype, torch.dtype):
         device = None
     return moved(func(*args, **kwargs), args, device)
 
@@ -87,8 +91,10 @@ def _type_as(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @implements(torch.tensor, torch.as_tensor, torch.asarray)
 def _make_of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Return a tensor of data: numbers of tensors in a list are copied to the CPU unless a device is named; a tensor
-    stays where it is."""
+    """Return a tensor made of data.
+
+    Without a ``device``, a tensor keeps its device; the numbers of a list of tensors go to the CPU.
+    """
     if active_fake_mode() is not None:
         args, kwargs = with_numbers(func, args, kwargs)
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
@@ -105,7 +111,13 @@ def _make_of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> A
 
 
 def _copy_if_shared(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
-    """Return the result of ``as_tensor`` or ``asarray``, copied if it shares memory with data on another device."""
+    """Return the result of ``as_tensor`` or ``asarray``, copied if it shares memory with data on another device.
+
+    Args:
+        result: tensor that torch made of the data.
+        data: a tensor, or an array.
+        source: CUDA device of the data; None for the CPU.
+    """
     device = device_of(result)
     if device == source or (isinstance(data, Tensor) and not _share_memory(result, data)):
         return result
@@ -120,7 +132,7 @@ def _share_memory(tensor: Tensor, other: Tensor) -> bool:
 
 @implements(torch.device)
 def _make_device(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Return ``torch.device(0)``: torch reads a number as a device only where there is an accelerator."""
+    """Return a device, also for ``torch.device(0)``, which torch accepts only if there is an accelerator."""
     if len(args) == 1 and not kwargs and isinstance(args[0], int):
         return func("cuda", args[0])
     return func(*args, **kwargs)
@@ -128,7 +140,7 @@ def _make_device(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> An
 
 @implements(parse_to)
 def _parse_to(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Return what ``module.to(0)`` means: torch reads a number as a device only where there is an accelerator."""
+    """Parse the arguments of ``module.to``, also those of ``module.to(0)``, as `_make_device` does."""
     if args and isinstance(args[0], int):
         args = (mode.read(args[0]), *args[1:])
     elif isinstance(kwargs.get("device"), int):
@@ -138,7 +150,7 @@ def _parse_to(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @implements(*foreach_functions)
 def _foreach(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Put each result where the tensor is that it was made of."""
+    """Return the results of a foreach function, each on the device of its tensor."""
     results = func(*args, **kwargs)
     tensors = args[0] if args else next(iter(kwargs.values()))
     if isinstance(results, (tuple, list)):
@@ -150,7 +162,7 @@ def _foreach(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @implements(pack_padded_sequence)
 def _pack_padded_sequence(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Return the data of a packed sequence where the padded one is, and its sizes, which stay on the CPU."""
+    """Return the data of a packed sequence, on the device of the padded one, and its sizes, on the CPU."""
     data, sizes = func(*args, **kwargs)
     place(data, device_of(args[0]))
     return data, sizes
@@ -190,6 +202,6 @@ def _pin_memory(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any
 
 @implements(Tensor.__repr__)
 def _repr(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> str:
-    """Return the text of a tensor, written with the mode active, so that it names the device."""
+    """Return the text of a tensor, formatted inside the mode, so that it names the device."""
     with mode:
         return tensor_text(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""``torch.cuda``, ``torch.accelerator``, ``torch.version`` and ``torch.backends`` on a GPU that is not there."""
+"""Patches of ``torch.cuda``, ``torch.accelerator``, ``torch.version`` and ``torch.backends`` for the CUDA stand-in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dsexplore._internal.worlds.cuda.streams import Event, Stream
 
 
 def _load(patches: Patches, parts: Parts) -> None:
-    load_compiler()  # it keeps what it finds in torch._C
+    load_compiler()  # it copies names of torch._C when it is imported
 
 
 def _provide(patches: Patches, parts: Parts) -> None:
@@ -57,13 +57,13 @@ def _old_type(dtype: torch.dtype, name: str, original: Any, parts: Parts) -> typ
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("the compiler's device interfaces", "they keep what they find in torch when loaded", _load, "cuda device"),
+    Change("the compiler's device interfaces", "they copy names of torch when imported", _load, "cuda device"),
     Change("the functions that ask a GPU's driver", "there is none", _provide, "cuda device"),
     *(Patch(target, "its class needs a GPU", lambda original, parts: Stream, when="cuda device") for target in STREAMS),
     *(Patch(target, "its class needs a GPU", lambda original, parts: Event, when="cuda device") for target in EVENTS),
     Patch(
         RECORD_STREAM,
-        "it reads its arguments before a function mode sees the call, and knows no stream of ours",
+        "C++ reads its arguments before a function mode sees the call, and accepts only real streams",
         lambda original, parts: lambda self, s: None,
         when="cuda device",
     ),
@@ -84,7 +84,7 @@ PATCHES: tuple[Entry, ...] = (
     ),
     Patch(
         CUDNN_IS_ACCEPTABLE,
-        "weights of RNNs are laid out as the CPU wants them",
+        "the weights of RNNs must keep the CPU's layout",
         lambda original, parts: lambda tensor: False,
         when="cuda device",
     ),

@@ -1,8 +1,7 @@
-"""``torch.load`` onto a GPU that is not there: tensors mapped to ``cuda`` stay in CPU memory, marked with that device.
+"""``torch.load`` under the CUDA stand-in: tensors mapped to ``cuda`` stay in CPU memory, marked with that device.
 
-Saved files hold CPU tensors, since that is what torch finds; files from a real GPU load too, wherever ``map_location``
-says. Pickled tensors keep their device, as in object collectives and copies through bytes: they load where there is a
-GPU, real or simulated.
+``torch.save`` writes CPU tensors. Files from a real GPU load too, with any ``map_location``. Pickled tensors, such as
+those of object collectives, keep their device, so they load only where there is a GPU, real or simulated.
 """
 
 from __future__ import annotations
@@ -79,7 +78,10 @@ def _rebuilt_on_device(original: Callable[..., Any], parts: Parts) -> Callable[.
 
 
 def _restored(original: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
-    """Wrap a function to mark a fake tensor that was loaded: of one on ``cuda``, torch's autograd ends the process."""
+    """Wrap torch's restoring of a loaded fake tensor: put it on the CPU, marked.
+
+    torch's autograd ends the process when it meets a fake tensor on ``cuda`` without a GPU.
+    """
     mode = parts[StandInMode]
 
     def restore(tensor: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ def _restored(original: Callable[..., Tensor], parts: Parts) -> Callable[..., Te
 
 
 class _Pickled:
-    """The devices of the storages that are being pickled, innermost last, as torch writes them."""
+    """Devices of the storages that are being pickled, innermost last, in torch's form: ``"cuda:0"``."""
 
     def __init__(self) -> None:
         self.locations: list[str] = []
@@ -109,6 +111,7 @@ def _located(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _reduced_with_location(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``__reduce__`` of a storage, so that the pickle names the device it is marked with."""
     locations = parts[_Pickled].locations
 
     def reduce(self: Any) -> Any:
@@ -144,10 +147,10 @@ def _untyped(storage: Any) -> Any:
 
 PATCHES: tuple[Entry, ...] = (
     Patch(PUT_STORAGE, "torch has no memory on that device", _put_storage, when="cuda device", by_code=True),
-    Patch(REBUILD_TENSOR, "it makes a tensor of a storage alone", _rebuilt_on_device, when="cuda device", by_code=True),
+    Patch(REBUILD_TENSOR, "it makes a tensor from a storage", _rebuilt_on_device, when="cuda device", by_code=True),
     Patch(RESTORE_DEVICE, "autograd needs CUDA for such a tensor", _restored, when="cuda device", by_code=True),
     *(
-        Patch(target, "its pickle says where it is", _reduced_with_location, when="cuda device")
+        Patch(target, "its pickle names its device", _reduced_with_location, when="cuda device")
         for target in REDUCE_STORAGES
     ),
     Patch(REDUCE_TENSOR, "its storage is pickled by itself", _reduced_with_storage, when="cuda device"),

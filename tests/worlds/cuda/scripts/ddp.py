@@ -1,4 +1,4 @@
-"""An everyday script for GPUs: DistributedDataParallel, mixed precision, a stream of its own, a checkpoint at the end.
+"""A training script for GPUs: DistributedDataParallel, mixed precision, a side stream, a checkpoint at the end.
 
 torchrun --nproc-per-node 8 ddp.py [checkpoint.pt]
 """

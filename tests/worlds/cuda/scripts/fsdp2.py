@@ -1,4 +1,4 @@
-"""An everyday script for GPUs: FSDP2 with tensor parallelism in a node, activation checkpointing and gradient clipping.
+"""A training script for GPUs: FSDP2 with tensor parallelism in a node, activation checkpointing, gradient clipping.
 
 torchrun --nnodes 8 --nproc-per-node 8 fsdp2.py
 """
@@ -19,7 +19,7 @@ STEPS, LAYERS, WIDTH, TENSOR_PARALLEL = 2, 3, 64, 4
 
 
 class Block(nn.Module):
-    """A residual MLP whose activations are computed again in backward."""
+    """A residual MLP with recomputed activations."""
 
     def __init__(self) -> None:
         super().__init__()
