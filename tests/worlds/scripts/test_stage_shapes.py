@@ -53,7 +53,7 @@ def test_sends_what_a_real_rank_sends(script: Path) -> None:
     assert trace.events.select(COLUMNS).rows() == real[1]
     assert len(real[1]) > 12
     (note,) = trace.info.notes
-    assert note.startswith("the gradients that later pipeline stages send are taken to have the shapes")
+    assert note.startswith("the gradients that later pipeline stages send are assumed to have the shapes")
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""What collectives write and return in a simulated world: the same on each torch, from Python and from C++."""
+"""Collectives of a simulated world write and return the same on each version of torch, from Python and from C++."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TestFutures:
 
 
 class TestValues:
-    """Rank 1 of 4, whose part is 1, 2."""
+    """Rank 1 of 4 sends the part [1, 2]."""
 
     @pytest.fixture(autouse=True)
     def _world(self) -> Any:
@@ -149,7 +149,7 @@ class TestValues:
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("shape", [(4, 3), (1, 12), (12,), (2, 6)])
 class TestOneTensor:
-    """A tensor is seen as memory, whatever its shape."""
+    """A tensor counts as memory; its shape does not matter."""
 
     def test_is_scattered(self, shape: tuple[int, ...], fake: bool) -> None:
         with simulate(RANKS, fake=fake), dsexplore.commtrace() as trace:
@@ -177,7 +177,7 @@ def test_a_tensor_of_another_size_is_refused() -> None:
 
 
 def parts() -> list[torch.Tensor]:
-    """Return a tensor of each rank of four, filled with the rank's number and one."""
+    """Return a tensor for each of four ranks, filled with the rank plus one."""
     return [torch.full(shape, rank + 1.0) for rank, shape in enumerate(SHAPES)]
 
 
@@ -206,7 +206,7 @@ class TestPartsOfDifferentShapes:
     def test_are_refused_by_gloo(self) -> None:
         with simulate(RANKS, hardware="cpu"):
             outputs = parts()
-            with pytest.raises(RuntimeError, match=r"size at index 1 .*: gloo takes parts of one shape"):
+            with pytest.raises(RuntimeError, match=r"size at index 1 .*: gloo requires parts of one shape"):
                 dist.all_gather(outputs, outputs[0])
 
     def test_a_list_of_another_length_than_the_group_is_named(self) -> None:
@@ -240,7 +240,7 @@ def saved_and_loaded(model: nn.Module) -> nn.Module:
 
 
 class TestDdp:
-    """DDP's reducer, in C++, sends as it does on real ranks: no hook of ours stands in between."""
+    """DDP's reducer in C++ sends as on real ranks, without a communication hook of this package."""
 
     def sent(self, model: nn.Module) -> list[tuple[str, int]]:
         with dsexplore.commtrace() as trace:

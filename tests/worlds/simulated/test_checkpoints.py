@@ -1,4 +1,4 @@
-"""Distributed checkpoints work on whichever rank is played."""
+"""Distributed checkpoints work on every simulated rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks as DeepSpeed's pass on every simulated rank; `make frameworks` runs DeepSpeed's own."""
+"""Checks like DeepSpeed's pass on every simulated rank; `make frameworks` runs DeepSpeed's own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def same_as_rank_0(lst):
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Yield a package that checks as DeepSpeed does."""
+    """Yield a package with checks like DeepSpeed's."""
     folder = tmp_path / "deepspeed"
     (folder / "runtime" / "zero").mkdir(parents=True)
     for each in (folder, folder / "runtime", folder / "runtime" / "zero"):

@@ -1,4 +1,4 @@
-"""Optimizers that are told nothing: a simulated GPU's update whole lists of parameters, and need the memory for it."""
+"""By default, optimizers on a simulated GPU use foreach ops, and need the memory for them."""
 
 from __future__ import annotations
 

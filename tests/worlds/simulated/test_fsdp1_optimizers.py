@@ -1,4 +1,4 @@
-"""FSDP1's optimizer state is found for all parameters, on a rank that holds some of them.
+"""FSDP1 returns optimizer state for all parameters, also on a rank that holds only some of them.
 
 Modules: ``worlds/simulated/optimizer_states.py``.
 """
@@ -25,7 +25,7 @@ SHAPES = {
 
 
 def net() -> nn.Module:
-    """Five parameters; rank 3 of 4 holds padding alone of the six elements of the norm."""
+    """Return a model of five parameters; of the norm's six elements, rank 3 of 4 holds only padding."""
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(3), nn.Linear(8, 2, bias=False))
 
 

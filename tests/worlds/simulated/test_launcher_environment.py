@@ -1,4 +1,4 @@
-"""The environment of a simulated rank is what torchrun gives a real one, and is taken back."""
+"""A simulated rank has the environment variables of torchrun, which are restored afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsexplore._internal.worlds.simulated.launcher_environment import (
 
 
 def names_that_torchrun_sets() -> set[str]:
-    """Read off torch's own source: the keys of ``worker_env``, and what ``_set_local_rank_env`` adds."""
+    """Return the keys of ``worker_env`` in torch's source, and those that ``_set_local_rank_env`` adds."""
     tree = ast.parse(Path(agent.__file__).read_text())
     dictionaries = (
         node.value

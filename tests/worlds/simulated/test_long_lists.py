@@ -1,4 +1,4 @@
-"""Ops on lists of DTensors, with one question per kind of tensor."""
+"""torch propagates the sharding of ops on lists of DTensors once for each kind of tensor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def traced(**options: Any) -> dsexplore.Trace:
-    """Two steps of an optimizer on parameters with two shards of one dim."""
+    """Trace two steps of an optimizer on parameters with two shards of one dim."""
     with dsexplore.simulate(mesh="dp=2,tp=2", fake=True) as mesh:
         model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(LAYERS)))
         for layer in model:
@@ -78,7 +78,7 @@ def test_a_step_of_an_optimizer_is_what_it_was(
 
 
 def whole(mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """Return a tensor of 8 × 8 of which each rank has what its placements say."""
+    """Return a DTensor of 8 × 8 with these placements."""
     size = [8, 8]
     for placement in placements:
         if isinstance(placement, Shard):

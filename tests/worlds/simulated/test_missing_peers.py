@@ -1,4 +1,4 @@
-"""Calls that need another rank's answer return something a program can use, or say what is missing."""
+"""Calls that wait for another rank return a usable result, or an error that says what is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_monitored_barrier_is_a_barrier_on_gloo_and_torchs_error_on_others() -
 
 
 def test_a_groups_own_monitored_barrier_is_a_barrier_where_the_group_has_gloo() -> None:
-    """Lightning lets rank 0 prepare data first with that of a group whose timeout is 10,000 days."""
+    """Lightning calls it to let rank 0 prepare data first, on a group with a timeout of 10,000 days."""
     with simulate(4), dsexplore.commtrace() as trace:
         dist.init_process_group("cpu:gloo,cuda:nccl")
         dist.group.WORLD.monitored_barrier()
@@ -109,7 +109,7 @@ def test_the_store_has_what_this_rank_sets() -> None:
             False,
         )
         store.wait(["nobody sets this"])
-        with pytest.raises(UsageError, match=r"store.get\('late'\) waits for what another rank sets.*rank 2 too"):
+        with pytest.raises(UsageError, match=r"store.get\('late'\) waits for a value of another rank.*rank 2 too"):
             store.get("late")
 
 

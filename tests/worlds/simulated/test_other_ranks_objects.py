@@ -1,5 +1,4 @@
-"""Objects of other ranks: this rank's own take their place, or one error says what is missing; nothing else is
-unpickled."""
+"""This rank's objects replace those of other ranks, or an error names the missing one; only they are unpickled."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*receives (an object of rank|ob
 
 @pytest.fixture(autouse=True)
 def only_what_was_pickled_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Memory that nobody wrote is full of what cannot be unpickled, and what is unpickled was pickled."""
+    """Check that only objects that were pickled here are unpickled, with new memory filled with other bytes."""
     pickled: set[bytes] = set()
     to_tensor, to_object = c10d._object_to_tensor, c10d._tensor_to_object
 
@@ -39,7 +38,7 @@ def only_what_was_pickled_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 class _filled:
-    """torch fills new memory with the largest number of its type."""
+    """Makes torch fill new memory with the largest number of its type."""
 
     def __enter__(self) -> None:
         torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""Meshes make the groups of the played rank, numbered as torch numbers those of all ranks."""
+"""Meshes create the groups of the simulated rank only, with the numbers that torch gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline stages in a simulated world, also with a torch that lets stages hold no vote there, as torch 2.15 does.
+"""Pipeline stages run in a simulated world, also with a torch whose stages do not vote there, as torch 2.15.
 
 Stages that know their shapes, with the vote of torch 2.13, run in tests/capture/schemes; those of a script that find
 them out, in tests/worlds/scripts/test_stage_shapes.py.
@@ -27,7 +27,7 @@ INITIALIZE = "_initialize_pipeline_distributed_state"
 
 @pytest.fixture
 def initialized(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the stages that torch's own method gets, on a torch that has it in place of the vote."""
+    """Return the stages that torch's own method gets, on a torch that has this method in place of the vote."""
     stages: list[Any] = []
     monkeypatch.delattr(PipelineStage, "_warmup_forward_vote", raising=False)
     monkeypatch.setattr(
@@ -75,7 +75,7 @@ def test_a_schedule_finds_the_targets_backend_unless_one_was_asked_for(target: T
 
 
 class TestStagesWithoutShapesWhereNobodyAnswers:
-    """In a notebook there is no script whose other ranks could be played."""
+    """In a notebook, other ranks cannot be played, as there is no script."""
 
     def step(self, index: int, *arguments: torch.Tensor) -> None:
         with simulate(mesh="pp=2", rank=index, fake=True) as mesh:

@@ -1,4 +1,4 @@
-"""A value that another rank would send is read: said once, with the lines."""
+"""One remark names the lines that read values of other ranks."""
 
 from __future__ import annotations
 

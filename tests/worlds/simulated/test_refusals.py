@@ -1,4 +1,4 @@
-"""What gloo refuses is refused in a simulation for CPUs: the same kind of error, and torch's own words."""
+"""A simulation for CPUs refuses the calls that gloo refuses, with the same class of error and torch's message."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 
 
 def answers() -> dict[str, list[str]]:
-    """Return {call: kind and words of its error, both empty where it succeeds}."""
+    """Return the class and the message of each call's error, both empty if it succeeds."""
     said = {}
     for name, call in CALLS.items():
         try:
@@ -97,13 +97,13 @@ def answers() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, list[str]]:
-    """Answers of rank 0 of two real ranks."""
+    """Return the answers of rank 0 of two real ranks."""
     return dsexplore.run_ranks(answers, RANKS, timeout=120).check().values[0]
 
 
 @pytest.fixture(scope="module")
 def simulated() -> dict[str, list[str]]:
-    """Answers of rank 0 of a simulated world on CPUs."""
+    """Return the answers of rank 0 of a simulated world on CPUs."""
     with simulate(RANKS, hardware="cpu"):
         return answers()
 

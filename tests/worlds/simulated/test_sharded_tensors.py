@@ -1,4 +1,4 @@
-"""A ``ShardedTensor`` of a simulated world: this rank's shard, and the others' beside it."""
+"""A ``ShardedTensor`` of a simulated world has this rank's shard, and an even split for the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def of(rank: int, size: int, *whole: Any) -> list[tuple[list[int], list[int], int | None]]:
-    """Return where the shards of a tensor lie whose rows are cut into parts of 5: offsets, sizes and rank of each."""
+    """Return offsets, sizes and rank of each shard of a tensor whose rows are split into parts of 5."""
     shard = Shard.from_tensor_and_offsets(torch.ones(size, 2), [5 * rank, 0], rank)
     made = init_from_local_shards([shard], *whole)
     shards = made.metadata().shards_metadata

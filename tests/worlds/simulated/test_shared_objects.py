@@ -1,4 +1,4 @@
-"""Objects that a script's other ranks send, got by playing these ranks.
+"""A script receives objects of other ranks, which are played on demand.
 
 Modules: ``worlds/simulated/shared_objects.py``, ``worlds/scripts/play_rank.py``.
 """

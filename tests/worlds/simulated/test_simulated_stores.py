@@ -1,4 +1,4 @@
-"""A program's own stores wait for no rank that nobody plays."""
+"""A program's own stores do not wait for other ranks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_several_values_at_once() -> None:
         store.append("b", "3")
         assert store.has_extended_api()
         assert store.multi_get(["a", "b"]) == [b"1", b"23"]
-        with pytest.raises(UsageError, match=r"store.get\('c'\) waits for what another rank sets"):
+        with pytest.raises(UsageError, match=r"store.get\('c'\) waits for a value of another rank"):
             store.multi_get(["a", "c"])
 
 

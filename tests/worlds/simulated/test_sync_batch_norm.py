@@ -1,4 +1,4 @@
-"""SyncBatchNorm on GPUs that are not there: its collectives, and values as those of plain batch normalization."""
+"""SyncBatchNorm sends under the CUDA stand-in what it sends on GPUs, and computes batch normalization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_gathers_statistics_and_sums_their_gradients(fake: bool) -> None:
 
 
 def test_normalizes_as_batch_norm_does() -> None:
-    """On a simulated group the gathered statistics are copies of this rank's: those of its own batch."""
+    """On a simulated group, the gathered statistics are copies of this rank's."""
     values = torch.randn(8, 5, 4)
     with dsexplore.simulate(mesh="dp=4", hardware="h100"):
         norm = nn.SyncBatchNorm(5).cuda()
@@ -35,7 +35,7 @@ def test_normalizes_as_batch_norm_does() -> None:
 
 
 def test_the_running_variance_counts_the_values_of_all_ranks() -> None:
-    """Of n values on 4 ranks each, alike on a simulated group: the variance divided by 4 n - 1, not by 4 n."""
+    """With n equal values on each of 4 ranks, the variance is divided by 4 n - 1, not by 4 n."""
     values = torch.randn(8, 5, 4)
     with dsexplore.simulate(mesh="dp=4", hardware="h100"):
         norm = nn.SyncBatchNorm(5).cuda()

@@ -1,4 +1,4 @@
-"""A simulated world shows its target's traffic: for each place where torch goes another way on a CPU, both ways."""
+"""A simulated world sends its target's traffic, wherever torch sends something else on a CPU."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def sent(trace: Trace, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def redistributed(trace: Trace, *columns: str) -> list[tuple[Any, ...]]:
-    """Return what a program's redistributions send; up to torch 2.11 an uneven gradient is gathered to be copied,
-    besides."""
+    """Return the collectives of a program's redistributions; up to torch 2.11 an uneven gradient is gathered too."""
     asked = trace.events["cause"].str.starts_with("redistribute")
     return trace.events.filter(asked).select(*columns).rows()
 
@@ -113,7 +112,7 @@ class TestFromOneShardedDimToAnother:
 
 
 def test_what_all_to_all_moves_is_what_gathering_and_slicing_gives() -> None:
-    """On one rank, where a group that moves nothing is right: the same values."""
+    """On one rank, where a simulated group computes the right values, both give the same."""
     with simulate(mesh="tp=1") as mesh:
         whole = torch.arange(12.0).view(3, 4)
         sharded = DTensor.from_local(whole, mesh, [Shard(0)], run_check=False)
@@ -122,7 +121,7 @@ def test_what_all_to_all_moves_is_what_gathering_and_slicing_gives() -> None:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_first_random_op_broadcasts_the_generators_state(fake: bool) -> None:
-    """16 bytes from rank 0, before the first step, once; then random DTensors are made without a word."""
+    """Rank 0 broadcasts 16 bytes once, before the first step; later random DTensors send nothing."""
     with simulate(mesh=f"tp={RANKS}", fake=fake) as mesh, record() as trace:
         made = sharded_rand(16, 4, device_mesh=mesh, placements=[Shard(0)])
         nn.functional.dropout(made, 0.5)
@@ -152,7 +151,7 @@ def test_seeding_dtensors_says_nothing_and_sends_nothing() -> None:
 
 
 class TestAttentionOfShardedHeads:
-    """Query, key and value of 8 heads on 4 ranks: no collective, and each rank's own heads."""
+    """Query, key and value have 8 heads on 4 ranks: each rank computes its own heads, without a collective."""
 
     @pytest.mark.parametrize("is_causal", [False, True])
     def test_is_flash_attention_on_gpus(self, is_causal: bool) -> None:
@@ -190,7 +189,7 @@ class TestAttentionOfShardedHeads:
 
 
 class TestFlatParameters:
-    """FSDP1 on 4 ranks, one flat parameter of 16·16 + 16 floats."""
+    """FSDP1 on 4 ranks has one flat parameter of 16·16 + 16 floats."""
 
     def run(self, target: Target, **options: Any) -> Trace:
         with simulate(4, hardware="cpu" if target == "cpu" else None):
@@ -215,7 +214,7 @@ class TestFlatParameters:
 
 
 class TestAutogradCollectives:
-    """``torch.distributed.nn`` on 4 ranks, a tensor of 6 floats each."""
+    """Each of 4 ranks passes a tensor of 6 floats to ``torch.distributed.nn``."""
 
     def run(self, target: Target, program: Callable[[torch.Tensor], torch.Tensor]) -> list[tuple[Any, ...]]:
         with simulate(4, hardware="cpu" if target == "cpu" else None), record() as trace:
@@ -251,11 +250,11 @@ class TestAutogradCollectives:
 
 
 class TestWhatIsNoFork:
-    """Places that look like a fork, and send the same on both."""
+    """Torch checks the device or the backend in these places, and sends the same on CPUs and on GPUs."""
 
     @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
     def test_optimizers_with_foreach_which_is_torchs_choice_on_gpus(self, optimizer: Any) -> None:
-        """On a CPU torch loops over the parameters: of sharded parameters with partial gradients both reduce alike."""
+        """On a CPU torch loops over the parameters; for sharded parameters with partial gradients both send the same."""
         found = []
         for foreach in (False, True):
             with simulate(mesh="tp=4") as mesh:
@@ -272,7 +271,7 @@ class TestWhatIsNoFork:
 
 
 def test_everything_is_put_back() -> None:
-    """Each function and method that a target changes is torch's own again."""
+    """Each replaced function and method is torch's own again."""
     from torch.distributed.fsdp._flat_param import FlatParamHandle
     from torch.distributed.tensor import _collective_utils, _random
     from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""A program that communicates where no recorder sees it is told so."""
+"""A program that communicates in a way that is not recorded gets an error or a remark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsexplore._internal.errors import UsageError
 @pytest.mark.parametrize("fake", [False, True])
 def test_symmetric_memory_is_refused(fake: bool) -> None:
     with dsexplore.simulate(2, fake=fake):
-        with pytest.raises(UsageError, match=r"symmetric memory .*empty\) is not recorded.*take the collectives"):
+        with pytest.raises(UsageError, match=r"symmetric memory .*empty\) is not recorded.*use collectives"):
             symmetric_memory.empty(4, device="cuda")
         with pytest.raises(UsageError, match=r"rendezvous\) is not recorded"):
             symmetric_memory.rendezvous(torch.ones(4), group.WORLD)

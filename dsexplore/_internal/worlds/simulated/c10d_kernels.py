@@ -1,7 +1,7 @@
 """Kernels of the c10d ops in a simulated world, where nothing is sent and no other rank runs.
 
-Every collective and every message reaches one of these kernels instead of its process group: from Python, from DDP's
-reducer in C++, from functional collectives, DTensor and compiled code. A kernel
+Every collective and every message reaches one of these kernels instead of its process group, whether Python, DDP's
+reducer in C++, a functional collective, DTensor or compiled code calls it. A kernel
 
 * raises the error that the backend of the group would raise (`refusals`);
 * writes its outputs: this rank's part in place of the parts that other ranks would send, and zeros if only another
@@ -11,7 +11,7 @@ reducer in C++, from functional collectives, DTensor and compiled code. A kernel
   read their results there.
 
 Like a backend, a kernel treats tensors as memory: shapes need not match. Tensors without memory, meta or fake, are not
-written. The kernels of torch's own "fake" backend differ in all this from version to version.
+written. torch's own backend "fake" is not used, because its behavior changes with the version of torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dsexplore._internal.worlds.simulated.set_up_calls import SetUpCalls
 
 Tensors = Sequence[torch.Tensor]
 Lists = Sequence[Tensors]
-_WHY = "no other rank sends what its process group would write"
+_WHY = "its process group would wait for other ranks"
 _META = "Meta"
 
 
@@ -45,12 +45,12 @@ class C10dCall:
     """One call of an op of c10d.
 
     Attributes:
-        op: its name, ``"allreduce_"``.
-        group: its process group.
-        size: ranks of the group.
-        rank: the rank of this process in the group.
-        arguments: by name; missing arguments have their default.
-        outputs: written by the op: a tensor, a list of tensors, or a list of lists.
+        op: name of the op, ``"allreduce_"``.
+        group: process group of the call.
+        size: number of ranks of the group.
+        rank: rank of this process in the group.
+        arguments: arguments by name, without those that have their default.
+        outputs: tensors that the op writes: a tensor, a list of tensors, or a list of lists.
     """
 
     op: str
@@ -72,7 +72,7 @@ class C10dCall:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy as many elements as fit from one tensor to another; set the rest to 0."""
+    """Copy elements from one tensor to another of any shape; set the remaining ones to 0."""
     if target.shape != source.shape:
         elements = source.reshape(-1)[: target.numel()]
         source = nn.functional.pad(elements, (0, target.numel() - elements.numel())).view(target.shape)
@@ -80,16 +80,12 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _keep(_call: C10dCall) -> None:
-    """Write nothing: a reduction, and a broadcast from this rank, leaves the tensor as it is."""
-
-
-def _clear(tensor: torch.Tensor) -> None:
-    tensor.zero_()  # new memory may hold NaN, which ends scripts that look at their loss
+    """Write nothing: a reduction, or a broadcast from this rank, leaves the tensor unchanged."""
 
 
 def _receive(call: C10dCall) -> None:
     for tensor in call.outputs:
-        _clear(tensor)
+        tensor.zero_()  # new memory may hold NaN, which ends scripts that check their loss
 
 
 def _gather_list(outputs: Tensors, part: torch.Tensor, call: C10dCall) -> None:
@@ -180,9 +176,9 @@ class _Rule:
     """Behavior of an op.
 
     Attributes:
-        write: writes the outputs.
-        mark: marks outputs to which other ranks contribute; None if they never do.
-        root_sends: on the root, the outputs are the root's own data.
+        write: function that writes the outputs.
+        mark: method that marks outputs to which other ranks contribute; None if they never do.
+        root_sends: true if the outputs are the root's own data on the root.
     """
 
     write: Callable[[C10dCall], None]
@@ -221,14 +217,14 @@ def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
     """Return the kernel of an op for tensors of one dispatch key."""
     schema = schema_of(find_op(f"c10d::{op}").default)
     names = [argument.name for argument in schema.arguments]
-    returns = len(schema.returns)
-    watch, received, set_up = parts[WorldObjects], parts[TensorsFromPeers], parts[SetUpCalls]
+    returns_outputs = len(schema.returns) == 2
+    objects, received, set_up = parts[WorldObjects], parts[TensorsFromPeers], parts[SetUpCalls]
     has_memory = key != _META
 
     def kernel(*args: Any) -> Any:
         arguments = dict(zip(names, args, strict=False))
         group = _unboxed(arguments["process_group"])
-        watch.check_group(group)
+        objects.check_group(group)
         call = C10dCall(op, group, size=group.size(), rank=group.rank(), arguments=arguments, outputs=args[0])
         with torch.no_grad(), no_torch_function():
             check_call(set_up.backend_of(group), op, arguments, call.size)
@@ -237,7 +233,7 @@ def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
         if rule.mark is not None and call.size > 1 and call.is_root != rule.root_sends:
             rule.mark(received, call.outputs)
         work = _work(call).boxed()
-        return (args[0], work) if returns == 2 else work
+        return (args[0], work) if returns_outputs else work
 
     return kernel
 

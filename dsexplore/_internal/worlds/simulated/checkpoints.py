@@ -1,9 +1,9 @@
-"""Distributed checkpoints in a simulated world, where one rank alone plans, writes and reads.
+"""Distributed checkpoints in a simulated world, where only one rank plans, writes and reads.
 
-In ``torch.distributed.checkpoint`` one rank gathers the plans of all, merges them, and sends each rank its part. In a
-simulated world the other ranks have nothing to write or read. So the check that the plans cover each tensor is skipped,
-a rank that is not the coordinator makes its part itself, and a checkpoint holds the shards of this rank only. The
-collectives are those of a real checkpoint; the bytes of the pickled plans may differ.
+In ``torch.distributed.checkpoint`` the coordinator gathers the plans of all ranks, merges them, and sends each rank its
+part. In a simulated world the other ranks have nothing to write or read. So the check that the plans cover each tensor
+is skipped, a rank that is not the coordinator computes its part itself, and a checkpoint holds the shards of this rank
+only. The collectives are those of a real checkpoint; the bytes of the pickled plans may differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dsexplore._internal.worlds.remarks import Remarks
 from dsexplore._internal.worlds.simulated.other_ranks_objects import Objects
 
 _ONLY_PLAYED_RANK = (
-    "a checkpoint of a simulated world holds the shards of rank {rank} only: it is of use in that world alone"
+    "a checkpoint of a simulated world holds the shards of rank {rank} only: it can be loaded in such a world only"
 )
 _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)
 
@@ -39,27 +39,28 @@ def _skip_errors(original: Callable[..., Any], parts: Parts) -> Callable[..., An
     return validate
 
 
-def _makes_plan(wrapper: Any) -> bool:
+def _coordinates(wrapper: Any) -> bool:
     """Return True if this rank is the coordinator, or if ranks do not coordinate."""
     return bool(wrapper.is_coordinator) or not wrapper.use_dist
 
 
 def _alone(data: Any, wrapper: Any) -> list[Any]:
-    """Return the answers of all ranks with empty ones for the others: no items in plans, no write results."""
-    nothing: Any = data
+    """Return the answers of all ranks: this rank's, and empty ones of the others, without items or write results."""
+    empty: any = data
     if isinstance(data, list):
-        nothing = []
+        empty = []
     elif isinstance(data, _PLANS):
-        nothing = replace(data, items=[])
-    return [data if rank == wrapper.get_rank() else nothing for rank in range(wrapper.get_world_size())]
+        empty = replace(data, items=[])
+    return [data if rank == wrapper.get_rank() else empty for rank in range(wrapper.get_world_size())]
 
 
 def _local_plan(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the reduce_scatter of plans to compute this rank's part from its own plan."""
     objects = parts[Objects]
 
     @wraps(original)
     def reduce_scatter(wrapper: Any, /, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
-        if _makes_plan(wrapper):
+        if _coordinates(wrapper):
             return original(wrapper, step, map_fun, lambda data: reduce_fun(_alone(data[wrapper.get_rank()], wrapper)))
         mapped = map_fun()
         with objects.standing_for(reduce_fun(_alone(mapped, wrapper))[wrapper.get_rank()]):
@@ -69,11 +70,12 @@ def _local_plan(original: Callable[..., Any], parts: Parts) -> Callable[..., Any
 
 
 def _local_result(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the all_reduce of results to reduce this rank's alone."""
     objects = parts[Objects]
 
     @wraps(original)
     def all_reduce(wrapper: Any, /, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
-        if _makes_plan(wrapper):
+        if _coordinates(wrapper):
             return original(wrapper, step, map_fun, lambda data: reduce_fun(_alone(data[wrapper.get_rank()], wrapper)))
         mapped = map_fun()
         with objects.standing_for(reduce_fun(_alone(mapped, wrapper))):
@@ -83,11 +85,12 @@ def _local_result(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 
 
 def _local_value(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the broadcast of the coordinator's value to compute it on this rank."""
     objects = parts[Objects]
 
     @wraps(original)
     def broadcast(wrapper: Any, /, step: str, map_fun: Callable[[], Any]) -> Any:
-        if _makes_plan(wrapper):
+        if _coordinates(wrapper):
             return original(wrapper, step, map_fun)
         with objects.standing_for(map_fun()):
             return original(wrapper, step, map_fun)
@@ -96,18 +99,18 @@ def _local_value(original: Callable[..., Any], parts: Parts) -> Callable[..., An
 
 
 def _use_local_description(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
-    """Wrap a broadcast of tensor descriptions to use this rank's tensors of the same names for rank 0's."""
+    """Wrap the broadcast of rank 0's tensor descriptions to describe this rank's tensors instead."""
 
     def broadcast_state_dict(
         full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         if dist.get_rank() == 0:
             return original(full_state_dict, local_state_dict, *args, **kwargs)
-        described = {
+        descriptions = {
             key: tensor_info(value) if torch.is_tensor(value) and value.dim() else value
             for key, value in local_state_dict.items()
         }
-        with parts[Objects].standing_for(described):
+        with parts[Objects].standing_for(descriptions):
             return original(full_state_dict, local_state_dict, *args, **kwargs)
 
     return broadcast_state_dict

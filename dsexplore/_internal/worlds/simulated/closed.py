@@ -1,18 +1,18 @@
-"""Meshes, groups and models of a simulated world that was closed, which say so when they are used.
+"""`WorldObjects`: meshes, groups and models of a closed simulated world raise an error when they are used.
 
-Without this, a model of a closed world would go on without a word: the groups of torch's backend "fake" work for ever,
-and DTensor finds groups by names that the next world would use again. So `WorldObjects` remembers what is made while a
-world is open, and when the world is closed
+Without this, a model of a closed world would continue silently: groups of torch's backend "fake" work forever, and
+DTensor finds groups by names that the next world would use again. So `WorldObjects` records the objects created while a
+world is open. When the world is closed,
 
 * its meshes change their class to `ClosedMesh`, which DTensor asks first, and which equals no mesh of a later world, so
-  that no cache can take one for the other;
-* FSDP2's parameter groups hold a `ClosedGroup` in place of their process groups, and their modules refuse ``forward``,
-  as parameters that are still gathered would let it pass;
-* `DistributedDataParallel` modules, whose C++ reducer holds the group, refuse ``forward`` and a backward to come;
-* the backends of its groups refuse every collective with torch's own RuntimeError, which `translated` makes a
+  that no cache takes one for the other;
+* FSDP2's parameter groups get a `ClosedGroup` in place of their process groups, and their modules refuse ``forward``,
+  which would otherwise run if the parameters are still gathered;
+* `DistributedDataParallel` modules, whose C++ reducer holds the group, refuse ``forward`` and a later backward;
+* the backends of its groups refuse every collective with torch's own RuntimeError, which `translated` turns into a
   `ClosedWorldError`. While a later world is open, its kernels refuse those groups too.
 
-All this lives in the objects themselves: torch is left as it was.
+Only the objects change; torch is restored.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ _numbers = count(1)
 
 
 class ClosedMesh(DeviceMesh):
-    """A mesh of a closed world: can be printed and compared, nothing else."""
+    """A mesh of a closed world; it can be printed and compared only."""
 
     def __getattribute__(self, name: str) -> Any:
-        held = object.__getattribute__(self, "__dict__")
-        return object.__getattribute__(self, name) if name in _HARMLESS else _refuse(held[_MESSAGE])
+        if name in _HARMLESS:
+            return object.__getattribute__(self, name)
+        return _refuse(object.__getattribute__(self, "__dict__")[_MESSAGE])
 
     def __repr__(self) -> str:
         return "DeviceMesh(closed)"
@@ -64,7 +65,7 @@ class ClosedMesh(DeviceMesh):
 
 
 class ClosedGroup:
-    """Stands in place of a process group of a closed world: can be printed, nothing else."""
+    """Replaces a process group of a closed world; it can be printed only."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -77,11 +78,11 @@ class ClosedGroup:
 
 
 class WorldObjects:
-    """The meshes, groups and modules that are made in one world; objects of Python are held weakly.
+    """The meshes, groups and modules created in one world; Python objects are held weakly.
 
     Attributes:
-        number: the number of the world in this process, part of the names of its groups: no two worlds share one, and
-            torch's errors quote them.
+        number: number of the world, unique in this process. It is part of the names of its groups, which torch's
+            errors quote.
     """
 
     def __init__(self) -> None:
@@ -93,38 +94,38 @@ class WorldObjects:
 
     @property
     def meshes(self) -> int:
-        """Number of meshes that were made so far."""
+        """Number of meshes created so far."""
         return len(self._meshes)
 
     @property
     def modules(self) -> int:
-        """Number of DDP modules and of FSDP2's parameter groups that were made so far."""
+        """Number of DDP modules and of FSDP2's parameter groups created so far."""
         return len(self._parameter_groups) + len(self._models)
 
     def name_group(self, name: str) -> str:
-        """Return the name of a group of this world, given the one that torch would give it."""
+        """Return the name of a group in this world, from torch's name for it."""
         return f"{_WORLD}{self.number}, group {name}"
 
     def check_group(self, group: dist.ProcessGroup) -> None:
-        """Check that a group is not one of an earlier world.
+        """Check that a group does not belong to an earlier world.
 
         Raises:
-            ClosedWorldError: it is.
+            ClosedWorldError: the group belongs to an earlier world.
         """
         name = group.group_name
         if name.startswith(_WORLD) and not name.startswith(f"{_WORLD}{self.number},"):
             _refuse(_message("process group", "some ranks"))
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
-        """Close that mesh with the world."""
+        """Record a mesh, which is closed with the world."""
         self._meshes.append(weakref.ref(mesh))
 
     def add_parameter_group(self, group: object) -> None:
-        """Close that parameter group of ``fully_shard`` with the world."""
+        """Record a parameter group of ``fully_shard``, which is closed with the world."""
         self._parameter_groups.append(weakref.ref(group))
 
     def add_model(self, model: nn.Module) -> None:
-        """Close that `DistributedDataParallel` module with the world."""
+        """Record a `DistributedDataParallel` module, which is closed with the world."""
         self._models.append(weakref.ref(model))
 
     def create_backend(self, rank: int, size: int) -> Any:
@@ -134,7 +135,11 @@ class WorldObjects:
         return backend
 
     def close(self, world: str) -> None:
-        """Close all that is still there; ``world`` describes it in messages."""
+        """Close all recorded objects that still exist.
+
+        Args:
+            world: description of the world, for errors: ``"dp=2 × tp=4"``.
+        """
         for refuse in self._refusals:
             refuse()
         for group in _alive(self._parameter_groups):
@@ -162,7 +167,8 @@ def translated() -> Iterator[None]:
 
 
 def _alive(references: list[weakref.ref[T]]) -> list[T]:
-    return [made for made in (reference() for reference in references) if made is not None]
+    objects = [reference() for reference in references]
+    return [alive for alive in objects if alive is not None]
 
 
 def _message(thing: str, world: str) -> str:
@@ -181,7 +187,7 @@ def _name_groups(original: Callable[..., str], parts: Parts) -> Callable[..., st
 
 
 def _watched(target: TorchName, add: Callable[[WorldObjects, Any], None]) -> Patch:
-    """Return an entry that adds each new object to the watch before its ``__init__`` runs, which may raise."""
+    """Return a patch of an ``__init__`` that records each new object first, as the original may raise."""
 
     def make(init: Callable[..., None], parts: Parts) -> Callable[..., None]:
         @wraps(init)
@@ -191,14 +197,14 @@ def _watched(target: TorchName, add: Callable[[WorldObjects, Any], None]) -> Pat
 
         return watched
 
-    return Patch(target, "what is made in a world is closed with it", make)
+    return Patch(target, "objects of a world are closed with it", make)
 
 
 PATCHES: tuple[Entry, ...] = (
     Patch(GROUP_NAME, "two worlds would give the same names to different groups", _name_groups, by_code=True),
     Change(
         "the backend of groups that send nothing",
-        "those of a closed world would go on",
+        "groups of a closed world would still work",
         lambda patches, parts: replace_fake_backend(patches, parts[WorldObjects].create_backend),
     ),
     _watched(dtensor.MESH_INIT, WorldObjects.add_mesh),

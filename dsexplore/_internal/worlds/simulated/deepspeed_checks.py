@@ -1,8 +1,8 @@
-"""DeepSpeed's checks that all ranks hold the same numbers: rank 0 is taken to hold those of the rank that is played.
+"""DeepSpeed's checks that all ranks have the same parameters: the simulated rank checks as if it were rank 0.
 
-ZeRO-3 broadcasts, as it sets up and in its first step, the number of its parameters and their identities from rank 0,
-and ends the program on a rank that has others. What rank 0 would send, no process does; but all ranks run the same
-program.
+During set-up and in its first step, ZeRO-3 broadcasts the number of parameters and their ids from rank 0, and ends the
+program on a rank that has others. In a simulated world no process sends them. All ranks run the same program, so rank 0
+is assumed to have those of this rank.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MODULE = "deepspeed.runtime.zero.utils"
 
 
 def _check_as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
-    """Wrap a check to see this rank as rank 0."""
-    module = sys.modules[_MODULE]  # not that of the check, which is its decorator's
+    """Wrap a check to run as on rank 0."""
+    module = sys.modules[_MODULE]  # check.__module__ is the module of a decorator
 
     @wraps(check)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -36,7 +36,7 @@ def _check_as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., 
 
 
 class _Rank0:
-    """The module ``deepspeed.comm``, as rank 0 finds it."""
+    """The module ``deepspeed.comm`` with the rank 0."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -45,7 +45,7 @@ class _Rank0:
         return getattr(self._module, name)
 
     def get_rank(self, group: Any = None) -> int:
-        """Return 0, the rank that sends."""
+        """Return 0, the rank that broadcasts."""
         return 0
 
 

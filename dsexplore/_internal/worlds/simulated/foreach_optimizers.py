@@ -1,10 +1,9 @@
-"""Optimizers on a simulated GPU: torch's loops over whole lists of parameters, as on a real one.
+"""Foreach implementations of ``torch.optim`` on a simulated GPU, as on a real one.
 
-Given neither ``foreach`` nor ``fused``, ``torch.optim`` updates the parameters of a GPU with
-``torch._foreach_*`` ops, and those of a CPU one after another. The first needs room for intermediate results of all
-parameters at once, as large as the parameters. Fake tensors are of a class that torch does not expect there, and count
-as tensors here. Of a list in which DTensors and plain tensors are mixed, these ops end in an error of torch; here such
-parameters are updated one after another, and a remark says what a GPU would do.
+Without ``foreach`` and ``fused``, ``torch.optim`` updates parameters on a GPU with ``torch._foreach_*`` ops, and
+parameters on a CPU one after another. The foreach ops need memory for intermediate results of all parameters at once.
+torch does not use them for fake tensors; here it does. They raise an error for a list that mixes DTensors and plain
+tensors; here such parameters are updated one after another, and a remark says what a GPU would do.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ def _add_fake_tensors(original: list[type], _parts: Parts) -> list[type]:
 
 
 def _choose_unless_mixed(original: Callable[..., tuple[bool, bool]], parts: Parts) -> Callable[..., tuple[bool, bool]]:
+    """Wrap torch's choice of fused and foreach to choose neither for a mixed list, with a remark."""
     remarks = parts[Remarks]
 
     def choose(params: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
@@ -50,7 +50,7 @@ def _choose_unless_mixed(original: Callable[..., tuple[bool, bool]], parts: Part
 PATCHES = (
     Patch(
         optimizers.DEVICES_OF_LISTS,
-        "it leaves parameters on a CPU out, which stand for those of a GPU",
+        "it excludes the CPU, which stands in for a GPU",
         _add_cpu,
         when="cuda traffic",
         by_code=True,
@@ -58,7 +58,7 @@ PATCHES = (
     Patch(optimizers.TYPES_OF_LISTS, "it does not list fake tensors", _add_fake_tensors, when="cuda traffic"),
     Patch(
         optimizers.CHOOSE_LISTS,
-        "lists of DTensors and plain tensors end in an error of the ops",
+        "the ops refuse lists that mix DTensors and plain tensors",
         _choose_unless_mixed,
         when="cuda traffic",
         by_code=True,

@@ -1,7 +1,7 @@
-"""The environment variables that torchrun gives each process, for one rank of a simulated world.
+"""The environment variables that torchrun sets for a process, for one rank of a simulated world.
 
-Scripts and frameworks read them to find out that they are one of many: without them accelerate and transformers'
-Trainer run alone. The variables are set as long as the world is open; afterwards each is as it was before.
+Scripts and frameworks read them to learn their rank; without them, accelerate and transformers' Trainer run as a single
+process. The variables are set while the world is open, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.launch_constants import SIMULATED_RUN
 
 RANKS_PER_NODE = 8
-"""Ranks on one node unless said otherwise: the GPUs of a DGX or HGX machine."""
+"""Default number of ranks on one node: the GPUs of a DGX or HGX machine."""
 _PORT = 29500
-"""torchrun's own choice. Nothing listens there."""
+"""torchrun's default port; nothing listens on it."""
 
 
 def check_ranks_per_node(ranks_per_node: int | None, world_size: int) -> int:
     """Return the number of ranks on a full node.
 
-    None means `RANKS_PER_NODE`, or all ranks of a smaller world, where the last node may have fewer.
+    Args:
+        ranks_per_node: number of ranks; None for `RANKS_PER_NODE`, or for all ranks of a smaller world. With None, the
+            last node may have fewer ranks.
+        world_size: number of ranks of the world.
 
     Raises:
-        UsageError: not a number of ranks, or the world is not a multiple of it.
+        UsageError: ``ranks_per_node`` is not a positive integer, or the world size is not a multiple of it.
     """
     if ranks_per_node is None:
         return min(RANKS_PER_NODE, world_size)
@@ -45,7 +48,7 @@ def launcher_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[
     Args:
         rank: 0 to ``world_size`` - 1.
         world_size: number of ranks.
-        ranks_per_node: on each node; the last may have fewer.
+        ranks_per_node: number of ranks on each node; the last node may have fewer.
     """
     node, local_rank = divmod(rank, ranks_per_node)
     nodes = -(-world_size // ranks_per_node)
@@ -71,7 +74,7 @@ def launcher_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the block; afterwards each has its earlier value, or none."""
+    """Set environment variables in a block, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,8 +1,8 @@
-"""Ops on long lists of DTensors, such as an optimizer's foreach ops on all parameters.
+"""Faster sharding propagation for ops on long lists of DTensors, such as an optimizer's foreach ops.
 
-For each tensor of a list torch enumerates all sharding strategies, and for each of these it inspects the placements of
+For each tensor of a list torch enumerates all sharding strategies, and for each strategy it inspects the placements of
 all tensors: quadratic time. Repeated layers have parameters of equal shapes and placements, with equal results. So
-torch is asked only about the first tensor of each kind, and its answer is used for the others.
+torch propagates only the first tensor of each kind, and the result is used for the others.
 """
 
 from __future__ import annotations
@@ -15,24 +15,26 @@ from typing import Any
 from dsexplore._internal.torch_internals.dtensor import PROPAGATE_SHARDING, DTensorSpec
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 
-_PLACE_BY_PLACE = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
+_ELEMENTWISE = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
 """Prefixes of the names of ops that treat the elements of their lists independently."""
 
 
 def _propagate_once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callable[[Any, Any], Any]:
+    """Wrap torch's sharding propagation to handle one tensor of each kind in lists."""
+
     @wraps(original)
     def propagate(propagator: Any, op_schema: Any) -> Any:
-        if not op_schema.op.name().startswith(_PLACE_BY_PLACE):
+        if not op_schema.op.name().startswith(_ELEMENTWISE):
             return original(propagator, op_schema)
         kinds = _TensorKinds.of(op_schema.args_schema)
         if kinds is None:
             return original(propagator, op_schema)
-        sharding: Any = original(propagator, _select_places(op_schema, kinds.firsts))
-        wanted = sharding.redistribute_schema
+        sharding: any = original(propagator, _select(op_schema, kinds.firsts))
+        schema = sharding.redistribute_schema
         return replace(
             sharding,
             output_spec=kinds.for_all(sharding.output_spec),
-            redistribute_schema=None if wanted is None else _select_places(wanted, kinds.kind_of),
+            redistribute_schema=None if schema is None else _select(schema, kinds.kind_of),
         )
 
     return propagate
@@ -40,11 +42,11 @@ def _propagate_once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts)
 
 @dataclass(frozen=True)
 class _TensorKinds:
-    """The kinds of tensors in an op's lists: tensors of one kind are sharded in the same way.
+    """Kinds of the tensors in an op's lists; tensors of one kind are sharded in the same way.
 
     Attributes:
-        firsts: the first index of each kind.
-        kind_of: the kind of each index.
+        firsts: for each kind, the index of its first tensor.
+        kind_of: for each index, the number of its kind.
     """
 
     firsts: list[int]
@@ -59,12 +61,12 @@ class _TensorKinds:
         numbers: dict[Any, int] = {}
         firsts: list[int] = []
         kind_of: list[int] = []
-        for place, elements in enumerate(zip(*lists, strict=True)):
+        for index, elements in enumerate(zip(*lists, strict=True)):
             if not all(isinstance(element, (DTensorSpec, int, float)) for element in elements):
                 return None
             kind = numbers.setdefault(tuple(map(_described, elements)), len(numbers))
             if kind == len(firsts):
-                firsts.append(place)
+                firsts.append(index)
             kind_of.append(kind)
         return cls(firsts, kind_of)
 
@@ -73,14 +75,14 @@ class _TensorKinds:
         return type(specs)(specs[kind] for kind in self.kind_of) if _is_list(specs) else specs
 
 
-def _select_places(op_schema: Any, places: Sequence[int]) -> Any:
-    """Return the op's schema with only these positions of its lists."""
-    args = [type(arg)(arg[place] for place in places) if _is_list(arg) else arg for arg in op_schema.args_schema]
+def _select(op_schema: Any, indices: Sequence[int]) -> Any:
+    """Return the op's schema with only these indices of its lists, in this order."""
+    args = [type(arg)(arg[index] for index in indices) if _is_list(arg) else arg for arg in op_schema.args_schema]
     return type(op_schema)(op_schema.op, tuple(args), op_schema.kwargs_schema, op_schema.schema_info)
 
 
 def _is_list(arg: Any) -> bool:
-    """Return True for a non-empty list; optimizers pass empty ones for options that are off."""
+    """Return True for a non-empty list; optimizers pass empty lists for options that are off."""
     return isinstance(arg, (list, tuple)) and bool(arg)
 
 

@@ -1,4 +1,4 @@
-"""The reason why a program sent nothing, although it was given a world of many ranks."""
+"""`reason`: the sentence that says why a program sent nothing in a world of several ranks."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Use:
-    """Use that a program made of its world.
+    """How a program used its world.
 
     Attributes:
-        initialized: whether the process group was initialized by the program, or by torch for it.
-        meshes: the number of device meshes that it made.
-        modules: the number of modules that it distributed with FSDP or DistributedDataParallel.
+        initialized: whether the process group was initialized, by the program or by torch for it.
+        meshes: number of device meshes that the program created.
+        modules: number of modules that it distributed with FSDP or DistributedDataParallel.
         started_processes: whether it started processes other than those of a ``DataLoader``.
     """
 
@@ -27,9 +27,9 @@ def reason(size: int, rank: int, use: Use) -> str:
     """Return one sentence for the notes of a trace without events.
 
     Args:
-        size: ranks of the world.
-        rank: the rank that was played.
-        use: what the program made of the world.
+        size: number of ranks of the world.
+        rank: the simulated rank.
+        use: how the program used the world.
     """
     if use.modules:
         why = "a module was distributed, but no forward or backward of it ran while it was recorded"
@@ -42,14 +42,14 @@ def reason(size: int, rank: int, use: Use) -> str:
         )
     elif use.started_processes:
         why = (
-            "the program started processes of its own (multiprocessing.Process), which are not traced, and this one "
-            "initialized no process group: let torch.multiprocessing.spawn start them, of which the rank that is "
-            "played runs here, or call their function without a process, as torchrun's ranks do"
+            "the program started processes of its own (multiprocessing.Process), which are not traced, and this "
+            "process initialized no process group: start them with torch.multiprocessing.spawn, which runs the "
+            "simulated rank in this process, or call their function directly, as a rank of torchrun does"
         )
     else:
         why = (
             "the program never initialized a process group (init_process_group, init_device_mesh, or a framework that "
-            "reads RANK and WORLD_SIZE), so it ran as one process alone"
+            "reads RANK and WORLD_SIZE), so it ran as a single process"
         )
         why += _stale_accelerate()
     return f"nothing was sent, although the world has {size} ranks: {why}"
@@ -62,6 +62,6 @@ def _stale_accelerate() -> str:
     if not shared or shared.get("num_processes", 0) > 1:
         return ""
     return (
-        "; accelerate set itself up for 1 process before and keeps to that: call "
+        "; accelerate was set up for 1 process before and keeps that state: call "
         "accelerate.state.AcceleratorState._reset_state(True), or restart the kernel"
     )

@@ -1,12 +1,11 @@
-"""Object collectives in a simulated world, whose other ranks send nothing.
+"""`Objects`: object collectives in a simulated world, where other ranks send nothing.
 
-torch sends an object as its pickled bytes, and unpickles what it received. In a simulated world nothing is received:
-the bytes would be zeros. Here the receiver's own object takes the place of the one that another rank would send. torch
-handles it as it would the other, so the same collectives are issued, and only what was pickled in this process is
-unpickled. Where the program passed no object of its own, one error says so. Ranks of one world that are played together
-receive what those before them really broadcast, scattered or sent (`SharedObjects`).
+torch sends an object as pickled bytes, and unpickles what it received. A simulated rank would receive zeros. So the
+receiver's own object replaces the one that another rank would send. torch handles it as usual, so the same collectives
+are issued. If the program passed no object of its own, an error says so. Ranks of one world that are played together
+receive the objects that those before them really sent (`SharedObjects`).
 
-``gather_object`` and ``all_gather_object`` receive copies of this rank's object, which is remarked.
+``gather_object`` and ``all_gather_object`` return copies of this rank's object, with a remark.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from dsexplore._internal.worlds.simulated.received_values import TensorsFromPeer
 from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
 
 _LOCAL_OBJECT = "{name} receives an object of rank {source}, {why}: this rank's own object takes its place"
-_COPIES = "{name} receives objects of all ranks, of which one is here: each is a copy of this rank's own"
+_COPIES = "{name} receives objects of all ranks, and only this rank is here: each is a copy of its own object"
 
 _MESSAGE = "object_list"
-"""What a ``send_object_list`` and the ``recv_object_list`` that it is for have in common."""
+"""Name shared by a ``send_object_list`` and its ``recv_object_list``, from which both derive the id of the call."""
 _COLLECTIVES = (c10d.__name__, "torch.distributed.c10d_logger")
-"""Modules that an object collective passes through."""
+"""Modules of the frames of an object collective."""
 
 
 class Objects:
     """The objects that arrive at this rank in place of those of other ranks.
 
     Args:
-        parts: of the world.
+        parts: parts of the world, with `Remarks`, `TensorsFromPeers` and `SharedObjects`.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -62,7 +61,7 @@ class Objects:
 
     @contextmanager
     def standing_for(self, value: Any) -> Iterator[None]:
-        """Deliver this object in the block, whatever the program passes as its own."""
+        """Deliver an object in the block, in place of the program's own."""
         self._substitutes = [value]
         try:
             yield
@@ -80,11 +79,11 @@ class Objects:
         """Return the pickled objects that the source of a call sends; None if unknown.
 
         Args:
-            name: of the function, or of what it shares with the one at the other end.
-            arguments: of the call.
-            source: the rank that sends; None for this rank, which then leaves its objects to the others.
-            objects: those of this rank.
-            receiver: the one rank that they are for; None for all of the group.
+            name: name of the function; for a message, `_MESSAGE` on both ends.
+            arguments: arguments of the call, by name.
+            source: global rank that sends; None for this rank, whose objects are then written for the others.
+            objects: objects of this rank; None if it passed none.
+            receiver: global rank that receives; None for all ranks of the group.
         """
         group = arguments.get("group") or dist.group.WORLD
         assert group is not None
@@ -104,10 +103,15 @@ class Objects:
         return received
 
     def own(self, name: str, source: int | str, objects: Sequence[Any]) -> Sequence[Any]:
-        """Return this rank's objects, which replace those of another rank.
+        """Return this rank's objects, which replace those of another rank, and remark on that.
+
+        Args:
+            name: name of the collective.
+            source: global rank that would send; ``"any"`` for any rank.
+            objects: objects that the program passed.
 
         Raises:
-            UsageError: it has none.
+            UsageError: the program passed None for one of them.
         """
         if self._substitutes is not None:
             return self._substitutes
@@ -116,33 +120,38 @@ class Objects:
             play = "" if self._shared.folder else f"play rank {source} (--rank {source}), or "
             remedy = f"{play}let rank {rank} pass an object of its own, which is then used"
             raise UsageError(
-                f"{name} receives an object of rank {source}, {why}: this is rank {rank}, and it passes None in its "
-                f"place. {remedy[0].upper()}{remedy[1:]}"
+                f"{name} receives an object of rank {source}, {why}: this is rank {rank}, and it passes None. "
+                f"{remedy[0].upper()}{remedy[1:]}"
             )
         self._remarks.say(_LOCAL_OBJECT.format(name=name, source=source, why=why))
         return objects
 
     @contextmanager
     def arriving(self, /, **values: list[torch.Tensor]) -> Iterator[None]:
-        """Make these functions of torch's module of collectives return these values, in this order."""
-        kept = {name: getattr(c10d, name) for name in values}
+        """Make functions of ``distributed_c10d`` write these tensors in the block.
+
+        Args:
+            values: for each name of a function, the tensors that its calls write, in their order.
+        """
+        originals = {name: getattr(c10d, name) for name in values}
         try:
-            for name, brought in values.items():
-                setattr(c10d, name, _bringing(kept[name], list(brought), self._received))
+            for name, tensors in values.items():
+                setattr(c10d, name, _bringing(originals[name], list(tensors), self._received))
             yield
         finally:
-            for name, function in kept.items():
+            for name, function in originals.items():
                 setattr(c10d, name, function)
 
 
 def _bringing(
     function: Callable[..., Any], values: list[torch.Tensor], received: TensorsFromPeers
 ) -> Callable[..., Any]:
+    """Wrap a collective, whose first argument receives, to write the next of these values to it."""
     is_called = False
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal is_called
-        if is_called:  # torch calls the same name again under a mode of functions, as that of GPUs is
+        if is_called:  # in a function mode, such as that of the CUDA stand-in, torch calls the same name again
             return function(tensor, *args, **kwargs)
         is_called = True
         try:
@@ -157,13 +166,14 @@ def _bringing(
 
 
 def _broadcast_object_list(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``broadcast_object_list``: on receivers, the source's objects arrive, or else this rank's own."""
     objects, parameters = parts[Objects], signature(original)
 
     def broadcast_object_list(*args: Any, **kwargs: Any) -> None:
-        given = parameters.bind(*args, **kwargs).arguments
-        source, local = _other_rank(given), given["object_list"]
+        arguments = parameters.bind(*args, **kwargs).arguments
+        source, local = _other_rank(arguments), arguments["object_list"]
         with without_fake_mode():
-            sent = objects.sent("broadcast_object_list", given, source, local)
+            sent = objects.sent("broadcast_object_list", arguments, source, local)
             if source is None:
                 return original(*args, **kwargs)
             if not sent or len(sent) != len(local):
@@ -176,20 +186,23 @@ def _broadcast_object_list(original: Callable[..., None], parts: Parts) -> Calla
 
 
 def _scatter_object_list(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``scatter_object_list``: on receivers, their object of the source arrives, or else this rank's own."""
     objects, parameters = parts[Objects], signature(original)
 
     def scatter_object_list(*args: Any, **kwargs: Any) -> None:
-        given = parameters.bind(*args, **kwargs).arguments
-        source = _other_rank(given)
+        arguments = parameters.bind(*args, **kwargs).arguments
+        source = _other_rank(arguments)
         with without_fake_mode():
-            sent = objects.sent("scatter_object_list", given, source, given.get("scatter_object_input_list"))
+            sent = objects.sent("scatter_object_list", arguments, source, arguments.get("scatter_object_input_list"))
             if source is None:
                 return original(*args, **kwargs)
-            place = dist.get_rank(given.get("group"))
-            if sent is None or len(sent) <= place:
-                local = objects.own("scatter_object_list", source, given["scatter_object_output_list"])
-                sent, place = [pickled(local[0])], 0
-            tensor, size = _joined(sent[place : place + 1])
+            group_rank = dist.get_rank(arguments.get("group"))
+            if sent is not None and group_rank < len(sent):
+                arriving = sent[group_rank]
+            else:
+                local = objects.own("scatter_object_list", source, arguments["scatter_object_output_list"])
+                arriving = pickled(local[0])
+            tensor, size = _joined([arriving])
             with objects.arriving(broadcast=[size], scatter=[tensor, size]):
                 return original(*args, **kwargs)
 
@@ -197,15 +210,18 @@ def _scatter_object_list(original: Callable[..., None], parts: Parts) -> Callabl
 
 
 def _recv_object_list(original: Callable[..., int], parts: Parts) -> Callable[..., int]:
+    """Wrap ``recv_object_list``: the source's objects arrive, or else this rank's own."""
     objects, parameters = parts[Objects], signature(original)
 
     def recv_object_list(*args: Any, **kwargs: Any) -> int:
-        given = parameters.bind(*args, **kwargs).arguments
-        source, local = _other_rank(given, "src", default=None), given["object_list"]
-        if given.get("src") is None and given.get("group_src") is None:
+        arguments = parameters.bind(*args, **kwargs).arguments
+        source, local = _other_rank(arguments, "src", default=None), arguments["object_list"]
+        if arguments.get("src") is None and arguments.get("group_src") is None:
             return original(*args, **kwargs)  # raises: torch documents a message from any rank, and refuses it
         with without_fake_mode():
-            sent = objects.sent(_MESSAGE, given, source, local, dist.get_rank()) if source is not None else None
+            sent = None
+            if source is not None:
+                sent = objects.sent(_MESSAGE, arguments, source, local, receiver=dist.get_rank())
             if not sent or len(sent) != len(local):
                 local = objects.own("recv_object_list", "any" if source is None else source, local)
                 sent = [*map(pickled, local)]
@@ -217,27 +233,29 @@ def _recv_object_list(original: Callable[..., int], parts: Parts) -> Callable[..
 
 
 def _send_object_list(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``send_object_list`` to also write the objects for a receiver that another process plays."""
     objects, parameters = parts[Objects], signature(original)
 
     def send_object_list(*args: Any, **kwargs: Any) -> None:
-        given = parameters.bind(*args, **kwargs).arguments
-        receiver = _other_rank(given, "dst")
+        arguments = parameters.bind(*args, **kwargs).arguments
+        receiver = _other_rank(arguments, "dst")
         with without_fake_mode():
             if receiver is not None:
-                objects.sent(_MESSAGE, given, None, given["object_list"], receiver)
+                objects.sent(_MESSAGE, arguments, source=None, objects=arguments["object_list"], receiver=receiver)
             return original(*args, **kwargs)
 
     return send_object_list
 
 
 def _gathered(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap a gather of objects to remark that they are copies, if the program calls it and receives them."""
     remarks, parameters = parts[Remarks], signature(original)
     gather = outside_fake_mode(original)
 
     def gathered(*args: Any, **kwargs: Any) -> None:
-        given = parameters.bind(*args, **kwargs).arguments
-        is_receiver = given.get("object_list", given.get("object_gather_list"))
-        if is_receiver and dist.get_world_size(given.get("group")) > 1 and not _is_called_by_torch():
+        arguments = parameters.bind(*args, **kwargs).arguments
+        is_receiver = arguments.get("object_list", arguments.get("object_gather_list"))
+        if is_receiver and dist.get_world_size(arguments.get("group")) > 1 and not _is_called_by_torch():
             remarks.say(_COPIES.format(name=original.__name__))
         gather(*args, **kwargs)
 
@@ -245,18 +263,21 @@ def _gathered(original: Callable[..., None], parts: Parts) -> Callable[..., None
 
 
 def _is_called_by_torch() -> bool:
-    """Return True if torch itself gathers, as for a checkpoint, where a simulated rank has only its own objects."""
-    names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(2)))
-    return next((name.startswith("torch.") for name in names if name not in _COLLECTIVES), False)
+    """Return True if torch itself calls the collective of the caller's caller, as it does for checkpoints."""
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
+        module = frame.f_globals.get("__name__", "")
+        if module not in _COLLECTIVES:
+            return bool(module.startswith("torch."))
+    return False
 
 
 def _other_rank(arguments: dict[str, Any], name: str = "src", default: int | None = 0) -> int | None:
-    """Return the global rank at the other end of a call; None if it is this rank, or this one is not in the group.
+    """Return the global rank at the other end of a call; None if it is this rank, or this rank is not in the group.
 
     Args:
-        arguments: of the call.
-        name: of the argument: ``"src"`` or ``"dst"``.
-        default: the rank of a call that names none.
+        arguments: arguments of the call, by name.
+        name: name of the argument with the rank: ``"src"`` or ``"dst"``.
+        default: rank for a call that names none.
     """
     group = arguments.get("group") or dist.group.WORLD
     assert group is not None
@@ -270,12 +291,12 @@ def _other_rank(arguments: dict[str, Any], name: str = "src", default: int | Non
 
 
 def _joined(pickles: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Concatenate all bytes in one tensor, and return it with the size of each object, as torch sends them."""
+    """Return two tensors, as torch sends them: the concatenated bytes, and the size of each object."""
     sizes = torch.tensor([*map(len, pickles)], dtype=torch.long)
     return torch.frombuffer(bytearray(b"".join(pickles)), dtype=torch.uint8), sizes
 
 
-_WHY = "no other rank sends what it would unpickle"
+_WHY = "no other rank sends an object to unpickle"
 PATCHES: tuple[Entry, ...] = (
     Patch(BROADCAST_OBJECTS, _WHY, _broadcast_object_list, by_code=True),
     Patch(SCATTER_OBJECTS, _WHY, _scatter_object_list, by_code=True),

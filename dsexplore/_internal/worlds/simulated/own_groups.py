@@ -1,7 +1,7 @@
-"""Meshes that create only the process groups of the played rank.
+"""Meshes that create only the process groups of the simulated rank.
 
-torch creates all groups of a mesh on each rank: 3,200 for pp=16 × dp=128 × tp=8, of which a rank is in three; for the
-others `new_group` returns no group. A simulated rank waits for no other, so these calls are skipped.
+On each rank, torch calls `new_group` for all groups of a mesh: 3,200 for pp=16 × dp=128 × tp=8, although the rank is in
+only three. Real ranks need the other calls to stay in step; a simulated rank does not, so they are skipped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dsexplore._internal.torch_internals.process_groups import skip_group_number
 from dsexplore._internal.worlds.world_settings import WorldSettings
 
 _ARGUMENTS = ["sub_layout", "rank_map", "dim_name", "backend_override"]
-"""Arguments of torch's method that makes an axis's groups, up to torch 2.15."""
+"""First arguments of torch's method that creates the groups of an axis, up to torch 2.15."""
 
 
 def _make_groups_of_rank(make: Any, parts: Parts) -> Any:
-    """Wrap the creation of an axis's groups to create only those of this rank, under torch's names.
+    """Wrap the creation of an axis's groups to create only those of this rank, with torch's names.
 
-    No effect on versions of torch that create groups in another way.
+    This has no effect on versions of torch whose method has other arguments.
     """
     if list(signature(make).parameters)[: len(_ARGUMENTS)] != _ARGUMENTS:
         return staticmethod(make)
@@ -32,7 +32,7 @@ def _make_groups_of_rank(make: Any, parts: Parts) -> Any:
     ) -> Any:
         groups = ranks_of_groups(sub_layout, rank_map)
         rows = (groups == rank).any(dim=1).nonzero().flatten().tolist()
-        if len(groups) == 1 or len(rows) > 1:  # the group of all, or a mistake that torch reports
+        if len(groups) == 1 or len(rows) > 1:  # one group of all ranks, or a mistake that torch reports
             return make(sub_layout, rank_map, dim_name, backend_override, *args, **kwargs)
         if not rows:
             skip_group_numbers(len(groups))

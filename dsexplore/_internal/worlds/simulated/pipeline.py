@@ -1,18 +1,18 @@
-"""Pipeline schedules in a simulated world, where other stages answer nothing.
+"""Pipeline schedules in a simulated world, where the stages of other ranks send nothing.
 
-Before its first microbatch a schedule has all its stages agree whether each was given its shapes (``input_args`` and
-``output_args``): by messages down the pipeline and back in torch 2.13, by one all_reduce in torch 2.15. What a
-simulated rank receives is not the others' answer. So the messages are sent as in a real pipeline, and the result is
-what it would be if the stages of other ranks were built like this rank's.
+Before its first microbatch a schedule asks all stages whether they have shapes (``input_args`` and ``output_args``): by
+messages down the pipeline and back in torch 2.13, by one all_reduce in torch 2.15. A simulated rank does not receive
+the others' answers. The messages are sent as in a real pipeline, and the result assumes that the stages of other ranks
+are built like this rank's.
 
-Stages that were not given their shapes find them out in turn: each runs its module once on inputs of the shapes that
-the stage before it sends, and sends on those of its outputs; then those of the gradients go back. Here the shapes of an
-earlier stage come from `StageShapes.ask`, which plays the ranks of the earlier stages where a script is run (see
-`worlds.scripts.stage_shapes`). The gradients that a later stage sends back are taken to have the shapes,
-dtypes and placements of what was sent there; torch 2.9 sends no shapes of gradients. Both travel torch's whole way, so
-the same messages are recorded.
+Stages without shapes infer them one after another: each runs its module once on inputs of the shapes that the previous
+stage sends, and sends the shapes of its outputs; then the shapes of gradients go back. Here the shapes of an earlier
+stage come from `StageShapes.ask`, which plays the ranks of earlier stages if a script is run (see
+`worlds.scripts.stage_shapes`). The gradients of a later stage are assumed to have the shapes, dtypes and placements of
+the activations sent there; torch 2.9 sends no shapes of gradients. Both pass through torch's own code, so the same
+messages are recorded.
 
-Schedules go other ways on groups whose backend is "fake": they find the backend of a real cluster here.
+Schedules branch by the backend of a group; instead of "fake", they find the backend of a real cluster.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dsexplore._internal.worlds.simulated.set_up_calls import SetUpCalls
 from dsexplore._internal.worlds.simulated.target_traffic import DistWithBackends
 
 _LIKE_ACTIVATIONS = (
-    "the gradients that later pipeline stages send are taken to have the shapes of the activations that they receive"
+    "the gradients that later pipeline stages send are assumed to have the shapes of the activations that they receive"
 )
 
 
 @dataclass
 class StageShapes:
-    """The source of other stages' shapes, and where those of this rank's stages go.
+    """Functions that supply the shapes of earlier stages, and take those of this rank's stages.
 
     Attributes:
-        ask: called with a stage of this rank and the index of the stage before it; returns what that one sends on,
-            torch's description of its outputs. None where nobody can answer.
-        record: called with each stage of this rank once its outputs' shapes are known.
+        ask: returns the message with the shapes of a stage's outputs, in torch's form, given a stage of this rank and
+            the index of the stage before it; None if no other rank can be played.
+        record: takes each stage of this rank once the shapes of its outputs are known.
     """
 
     ask: Callable[[Any, int], Any] | None = None
@@ -54,37 +54,38 @@ class StageShapes:
         """Return the message that the preceding stage sends.
 
         Raises:
-            UsageError: nobody can answer.
+            UsageError: no other rank can be played.
         """
         if self.ask is None:
             raise UsageError(
                 f"pipeline stage {stage.stage_index} does not know its shapes and cannot ask its neighbors in a "
-                "simulated world: build it as PipelineStage(..., input_args=…, output_args=…), each a tensor of one "
-                "microbatch's shape"
+                "simulated world: build it as PipelineStage(..., input_args=…, output_args=…), each a tensor of the "
+                "shape of one microbatch"
             )
         return self.ask(stage, stage.stage_index - 1)
 
 
 def _agree(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
-    """Wrap the agreement of a schedule's stages to use what this rank's stages know."""
+    """Wrap the vote of a schedule's stages on shape inference to count only this rank's stages."""
     shapes, remarks = parts[StageShapes], parts[Remarks]
 
     @wraps(original)
     def agree(self: Any, /, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
         manual = [*filter(pipelining.is_manual, stages)]
-        lacking = [stage for stage in manual if pipelining.lacks_shapes(stage, has_backward)]
-        for stage in lacking:
+        without_shapes = [stage for stage in manual if pipelining.lacks_shapes(stage, has_backward)]
+        for stage in without_shapes:
             if not stage.is_first and shapes.ask is None:
                 shapes.of_stage_before(stage)  # raises, before anything is sent
-        with remarks.silent():  # it reads what the other stages answer, which is replaced below
+        with remarks.silent():  # torch reads the answers of other stages, which are replaced below
             original(self, stages, has_backward, *args, **kwargs)
         for stage in manual:
-            pipelining.set_shape_inference(stage, bool(lacking))
+            pipelining.set_shape_inference(stage, bool(without_shapes))
 
     return agree
 
 
 def _receive_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a stage's receipt of shapes: those of outputs come from `StageShapes`, those of gradients are assumed."""
     shapes, objects, remarks = parts[StageShapes], parts[Objects], parts[Remarks]
 
     @wraps(original)
@@ -101,19 +102,20 @@ def _receive_shapes(original: Callable[..., Any], parts: Parts) -> Callable[...,
 
 
 def _infer_forward(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a stage's shape inference to record the stage afterwards."""
     shapes = parts[StageShapes]
 
     @wraps(original)
     def infer(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        sent = original(self, *args, **kwargs)
+        message = original(self, *args, **kwargs)
         shapes.record(self)
-        return sent
+        return message
 
     return infer
 
 
 def _infer_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Wrap a stage's shape inference, which receives shapes and records those of outputs in one, up to torch 2.11."""
+    """Wrap a stage's shape inference up to torch 2.11, where one method both receives and infers."""
     infer, shapes, objects = _infer_forward(original, parts), parts[StageShapes], parts[Objects]
 
     @wraps(original)
@@ -129,16 +131,16 @@ def _answer_real_backends(_original: ModuleType, parts: Parts) -> ModuleType:
     return DistWithBackends(parts[SetUpCalls].backend_of)
 
 
-_WHY = "stages of other ranks answer nothing"
+_WHY = "stages of other ranks send nothing"
 PATCHES: tuple[Entry, ...] = tuple(
     Patch(target, why, make, on_import=True)
     for target, why, make in (
         (pipelining.VOTE, _WHY, _agree),
         (pipelining.INITIALIZE_STAGES, _WHY, _agree),
         (pipelining.RECEIVE_SHAPES, _WHY, _receive_shapes),
-        (pipelining.INFER_FORWARD, "later stages of the script may be played next", _infer_forward),
+        (pipelining.INFER_FORWARD, "later stages may ask for the shapes of its outputs", _infer_forward),
         (pipelining.INFER_SHAPES, _WHY, _infer_shapes),
-        (pipelining.DIST_OF_SCHEDULES, "schedules go another way on simulated groups", _answer_real_backends),
-        (pipelining.DIST_OF_EDGES, "connections go another way on simulated groups", _answer_real_backends),
+        (pipelining.DIST_OF_SCHEDULES, "schedules branch by the backend", _answer_real_backends),
+        (pipelining.DIST_OF_EDGES, "connections branch by the backend", _answer_real_backends),
     )
 )

@@ -1,4 +1,4 @@
-"""What torch and Python keep for the whole process, and a simulated world leaves as it was."""
+"""Patches that restore state of the whole process, of torch and of Python, when a simulated world is closed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _keep_excepthook(patches: Patches, _parts: Parts) -> None:
 
 
 def _restore_excepthook(before: Any) -> None:
-    """Restore the hook for exceptions, unless the program has set one of its own meanwhile."""
+    """Restore the hook for exceptions, unless the program has set its own meanwhile."""
     if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
         sys.excepthook = before
 
@@ -33,13 +33,13 @@ def _keep_rng_tracker(patches: Patches, _parts: Parts) -> None:
 PATCHES: tuple[Entry, ...] = (
     Change(
         "the compiler",
-        "a mode of fake tensors imports it, and it must find torch's own functions",
+        "a fake tensor mode imports it, and it must find torch's own functions",
         lambda _patches, _parts: load_compiler(),
         when="fake",
     ),
     Change("sys.excepthook", "init_process_group replaces it for good", _keep_excepthook),
-    Change("warnings", "torch's name lines of torch, and the user looks for their own", _name_lines_of_program),
-    Change("what shares the state of generators", "it would outlive the groups of the world", _keep_rng_tracker),
+    Change("warnings", "torch's warnings name lines of torch, not of the program", _name_lines_of_program),
+    Change("DTensor's RNG tracker", "it would outlive the groups of the world", _keep_rng_tracker),
     Change(
         "caches of DTensor",
         "they hold meshes of the world",

@@ -1,8 +1,8 @@
-"""Remark once when the program reads a value to which other ranks contribute: a real cluster may branch differently.
+"""`TensorsFromPeers`: one remark if the program reads a value from other ranks, which on a cluster may be different.
 
 A simulated rank receives zeros or a copy of its own part, and the result of its reductions is its own input. If a line
 of the program reads such a tensor (``if flag.item():``, ``int(count)``, ``if flag == 1:``), one remark names the lines.
-Tensors are identified by storage, so views count too. Of values computed from them, only comparisons are followed.
+Tensors are identified by their storage, so views count too. Results of comparisons count; other results do not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ RECEIVED = (
     "and the program may branch differently"
 )
 REDUCED = (
-    "the result of a reduction was read, which is this rank's own value here: on a real cluster it is that of all "
-    "ranks of the group, and the program may branch differently"
+    "the result of a reduction was read, which is this rank's own value here: on a real cluster all ranks of the group "
+    "contribute to it, and the program may branch differently"
 )
 
 
 class TensorsFromPeers:
-    """The storages of tensors to which other ranks contribute; none is kept alive."""
+    """Weak references to the storages of tensors to which other ranks contribute."""
 
     def __init__(self) -> None:
         self._storages: WeakKeyDictionary[torch.UntypedStorage, str] = WeakKeyDictionary()
@@ -71,7 +71,7 @@ class TensorsFromPeers:
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """Return the storage of a tensor; None for one without a storage of its own, such as a DTensor or a sparse one."""
+    """Return the storage of a tensor; None if it has no single storage, as a DTensor or a sparse tensor."""
     try:
         with no_subclass_function():
             return tensor.untyped_storage()
@@ -88,19 +88,21 @@ def _flattened(tensors: Any) -> Iterator[torch.Tensor]:
 
 
 def _remark_on_read(read: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a method that reads a tensor's values to make the remark if a line of the program calls it."""
     received, remarks = parts[TensorsFromPeers], parts[Remarks]
 
     @wraps(read)
     def remarked(tensor: torch.Tensor, *args: Any) -> Any:
         remark = received.remark_on(tensor)
         if remark and kind_of(sys._getframe(1).f_code) in OF_CALLER:
-            remarks.say(remark, quiet=remark is REDUCED)  # programs log such values all the time
+            remarks.say(remark, quiet=remark is REDUCED)  # programs often log reduced values
         return read(tensor, *args)
 
     return remarked
 
 
 def _follow_comparison(compare: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a comparison to add its result to the tensors from peers if an argument is one of them."""
     received = parts[TensorsFromPeers]
 
     @wraps(compare)

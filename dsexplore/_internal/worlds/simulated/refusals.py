@@ -1,8 +1,8 @@
-"""Calls that gloo and NCCL refuse, though a simulated group could run them: reductions, dtypes, layouts and shapes.
+"""`check_call`: errors of gloo and NCCL for reductions, dtypes, layouts and shapes that they do not support.
 
-Each raises the same class of error as torch, with torch's message if it says what is wrong. The rules of gloo were
-measured with torch 2.9, 2.13 and 2.15; ``test_refusals.py`` compares them with real ranks. The rules of NCCL are those
-of ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
+Each error has torch's class, and torch's message if that says what is wrong. The rules of gloo were measured with
+torch 2.9, 2.13 and 2.15; ``test_refusals.py`` compares them with real ranks. The rules of NCCL are those of
+``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dsexplore._internal.torch_internals.process_groups import reduce_op_name
 
 GLOO, NCCL = "gloo", "nccl"
 _BITWISE = ("BAND", "BOR", "BXOR")
-_OF_COMPLEX = ("SUM", "AVG", "PREMUL_SUM")
+_COMPLEX_REDUCTIONS = ("SUM", "AVG", "PREMUL_SUM")
 """Reductions that torch supports for complex numbers."""
 _MESSAGES = ("send", "recv_", "recv_any_source_")
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -37,13 +37,13 @@ def check_call(backend: str, op: str, arguments: Mapping[str, Any], size: int) -
     """Check that a backend supports a call of a c10d op.
 
     Args:
-        backend: of the group; backends other than `GLOO` and `NCCL` accept everything.
-        op: ``"allreduce_"``.
-        arguments: of the op, by name.
+        backend: backend of the group; those other than `GLOO` and `NCCL` accept everything.
+        op: name of the op, ``"allreduce_"``.
+        arguments: arguments of the op, by name.
         size: number of ranks of the group.
 
     Raises:
-        RuntimeError, TypeError, ValueError: it does not; the class is torch's.
+        RuntimeError, TypeError, ValueError: the backend does not support the call; the class is torch's.
     """
     if backend == GLOO:
         _check_gloo(op, arguments, size)
@@ -55,7 +55,7 @@ def check_call(backend: str, op: str, arguments: Mapping[str, Any], size: int) -
 
 
 def _check_splits(tensor: torch.Tensor, splits: Sequence[int], size: int) -> None:
-    """Raise torch's error for splits that are not those of a tensor; without splits it is divided evenly."""
+    """Raise torch's error if the split sizes do not divide a tensor's first dim among the ranks; empty ones may."""
     if splits and len(splits) != size:
         raise RuntimeError("Number of tensor splits not equal to group size")
     if splits and sum(splits) != tensor.shape[0]:
@@ -63,6 +63,7 @@ def _check_splits(tensor: torch.Tensor, splits: Sequence[int], size: int) -> Non
 
 
 def _check_gloo(op: str, arguments: Mapping[str, Any], size: int) -> None:
+    """Raise an error if gloo does not support a call."""
     reduction = _reduction(arguments)
     for tensor in _tensors(arguments.values()):
         if tensor.is_sparse:
@@ -92,7 +93,7 @@ def _check_gloo(op: str, arguments: Mapping[str, Any], size: int) -> None:
     elif op == "alltoall_base_":
         has_splits = arguments["input_split_sizes"] or arguments["output_split_sizes"]
         if not has_splits and arguments["input"].numel() != arguments["output"].numel():
-            raise RuntimeError("all_to_all_single: gloo enforces in->size == out->size where no splits are given")
+            raise RuntimeError("all_to_all_single: gloo enforces in->size == out->size for a call without splits")
 
 
 def _check_gloo_reduction(op: str, reduction: str, tensor: torch.Tensor) -> None:
@@ -105,7 +106,7 @@ def _check_gloo_reduction(op: str, reduction: str, tensor: torch.Tensor) -> None
         raise RuntimeError(f"result type Float can't be cast to the desired output type {_cpp_name(tensor.dtype)}")
 
 
-_WHOLE_AND_PART = {  # op: the argument with a part for each rank, and the one with this rank's part
+_WHOLE_AND_PART = {  # op: argument with a part for each rank, argument with this rank's part
     "allgather_": ("output_tensors", "input_tensors"),
     "gather_": ("output_tensors", "input_tensors"),
     "scatter_": ("input_tensors", "output_tensors"),
@@ -114,16 +115,16 @@ _WHOLE_AND_PART = {  # op: the argument with a part for each rank, and the one w
 
 
 def _check_root_and_lists(backend: str, op: str, arguments: Mapping[str, Any], size: int) -> None:
-    """Check that the root exists, and that there is a part of one shape for each rank.
+    """Check that the root exists, and that there is a part for each rank, all of one shape.
 
     Args:
-        backend: as torch's messages begin.
-        op: ``"scatter_"``.
-        arguments: of the op, by name.
+        backend: class name of the backend, with which torch's messages begin.
+        op: name of the op, ``"scatter_"``.
+        arguments: arguments of the op, by name.
         size: number of ranks of the group.
 
     Raises:
-        ValueError: it is not so.
+        ValueError: the root does not exist, or a part is missing or has another shape.
     """
     name = op.strip("_")
     root = arguments.get("root_rank", 0)
@@ -137,10 +138,10 @@ def _check_root_and_lists(backend: str, op: str, arguments: Mapping[str, Any], s
             raise ValueError(f"{backend}::{name}: {_wrong_length(name, whole.partition('_')[0], len(parts), size)}")
         for index, tensor in enumerate(parts):
             if tensor.shape != part.shape:
-                where = "" if op in ("gather_", "scatter_") else ": gloo takes parts of one shape, NCCL any"
+                note = "" if op in ("gather_", "scatter_") else ": gloo requires parts of one shape, NCCL does not"
                 raise ValueError(
                     f"{backend}::{name}: invalid tensor size at index {index} (expected {_sizes(part)}, got "
-                    f"{_sizes(tensor)}){where}"
+                    f"{_sizes(tensor)}){note}"
                 )
 
 
@@ -152,24 +153,23 @@ def _wrong_length(name: str, side: str, length: int, size: int) -> str:
 
 
 def _check_whole(whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
-    """Raise gloo's error if `whole` is not a concatenation of parts along the first dim, along which gloo gathers."""
+    """Raise gloo's error unless `whole` has the shape of all parts concatenated along the first dim."""
     if whole.dtype != part.dtype:
         raise RuntimeError(
             f"ProcessGroupGloo::allgather: invalid tensor type at index 0 (expected {part.dtype}, got {whole.dtype})"
         )
     if part.dim() == 0 or whole.shape != (size * part.shape[0], *part.shape[1:]):
         raise RuntimeError(
-            f"all_gather_into_tensor: gloo gathers {size} parts along the first dim, and the output is "
-            f"{tuple(whole.shape)} where this rank's part is {tuple(part.shape)}; NCCL takes any shape of as many "
-            "elements"
+            f"all_gather_into_tensor: gloo concatenates {size} parts of shape {tuple(part.shape)} along the first dim, "
+            f"and the output has the shape {tuple(whole.shape)}; NCCL accepts any shape with as many elements"
         )
 
 
 def _check_reduced(whole: torch.Tensor, part: torch.Tensor, size: int) -> None:
-    """Raise an error where gloo ends the process: unless `whole` holds as many parts as there are ranks."""
+    """Raise an error unless `whole` consists of one part for each rank; in that case, gloo ends the process."""
     if whole.dtype != part.dtype:
         raise RuntimeError(
-            f"reduce_scatter_tensor: gloo ends the process where the output is {part.dtype} and the input {whole.dtype}"
+            f"reduce_scatter_tensor: gloo ends the process if the output is {part.dtype} and the input {whole.dtype}"
         )
     if part.dim() == 0 or whole.dim() == 0 or whole.shape[0] != size * part.shape[0]:
         raise RuntimeError(
@@ -183,6 +183,7 @@ def _sizes(tensor: torch.Tensor) -> str:
 
 
 def _check_nccl(op: str, arguments: Mapping[str, Any], size: int) -> None:
+    """Raise an error if NCCL does not support a call."""
     reduction = _reduction(arguments)
     for tensor in _tensors(arguments.values()):
         if tensor.is_sparse:
@@ -203,7 +204,7 @@ def _check_nccl(op: str, arguments: Mapping[str, Any], size: int) -> None:
         raise TypeError("output tensor must have the same type as input tensor")
     elif op == "_reduce_scatter_base_" and arguments["output_tensor"].dtype != arguments["input_tensor"].dtype:
         raise TypeError("input tensor must be the same type as the output tensor.")
-    # A list of outputs is gathered into memory of NCCL's own, and copied.
+    # Lists of outputs may have any layout: NCCL gathers into its own memory, and copies.
     for tensor in _tensors(value for value in arguments.values() if not _is_list_of_lists(value)):
         if not _is_dense(tensor):
             raise ValueError("Tensors must be contiguous")
@@ -220,12 +221,12 @@ def _check_nccl_reduction(op: str, reduction: str, tensor: torch.Tensor) -> None
 
 
 def _check_complex(op: str, reduction: str, tensor: torch.Tensor) -> None:
-    if tensor.is_complex() and reduction not in _OF_COMPLEX:
+    if tensor.is_complex() and reduction not in _COMPLEX_REDUCTIONS:
         raise RuntimeError(f"{op.strip('_')} does not support ReduceOp.{reduction} on complex tensors")
 
 
 def _reduction(arguments: Mapping[str, Any]) -> str:
-    """Return the name of a call's reduction; empty if it has none or torch does not tell."""
+    """Return the name of a call's reduction; empty if it has none, or torch does not expose it."""
     return reduce_op_name(arguments["reduce_op"]) if "reduce_op" in arguments else ""
 
 

@@ -1,9 +1,8 @@
-"""The calls by which a program sets up its process groups: in a simulated world they hand out that world, or refuse.
+"""`SetUpCalls`: the calls by which a program sets up its process groups, in a simulated world.
 
-A training script calls ``init_process_group``, makes meshes and groups, and ends with ``destroy_process_group``. In a
-simulated world the first returns at once; meshes over all ranks are made of simulated groups, on the CPU where the
-device that they ask for is missing; a group is simulated whatever backend it asks for, and ``get_backend`` returns the
-one that was asked for; and the last leaves the groups to whoever opened the world. Another size is one clear error.
+``init_process_group`` returns at once, or raises an error if it asks for another size or rank. Meshes consist of
+simulated groups, on the CPU if their device is missing. Groups are simulated with any backend, and ``get_backend``
+returns the backend that the program asked for. ``destroy_process_group`` leaves the groups of the world open.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,6 @@ from dsexplore._internal.torch_internals.process_groups import (
     DESTROY_GROUPS,
     GET_BACKEND,
     INIT_GROUPS,
-    INIT_RPC,
     IS_INITIALIZED,
     NEW_GROUP,
 )
@@ -41,21 +39,24 @@ _GET_SIMULATED_BACKEND = (
     "torch.distributed.device_mesh",
     "torch.distributed.distributed_c10d",
 )
-"""Modules that get the backend as it is: those that record a group, and those of torch that run it."""
+"""Modules for which ``get_backend`` returns the real backend, "fake": they record a group, or run its collectives."""
 
 _ALWAYS_HAVE_A_GROUP = ("dsexplore.", "torch.distributed.distributed_c10d")
+"""Modules for which ``is_initialized`` returns True before the program has initialized the group."""
 
 
 class SetUpCalls:
     """The process groups of a world as its program set them up.
 
     Args:
-        settings: of the world, all of them resolved.
+        settings: settings of the world, without open defaults.
 
     Attributes:
         initialize: torch's ``init_process_group``.
         destroy: torch's ``destroy_process_group``.
-        was_initialized: whether the program has called ``init_process_group``, or torch for it.
+        is_strict: whether the process group is hidden until the program initializes it.
+        is_set_up: whether the program has initialized the group, and not destroyed it.
+        was_initialized: whether the program, or torch for it, has ever initialized the group.
     """
 
     initialize: Callable[..., None]
@@ -65,55 +66,63 @@ class SetUpCalls:
         self.size, self.rank, self.world = settings.size, settings.rank, str(settings)
         self._target_backend = settings.backend
         self._shown_backend = settings.backend if settings.hardware is not None else "fake"
-        self._backends: dict[str, str] = {}  # by the name of a group: what was asked for
+        self._backends: dict[str, str] = {}  # chosen backends, by the name of the group
         self.is_strict = self.is_set_up = self.was_initialized = False
 
     def expect_set_up(self) -> None:
-        """Hide the process group until the program initializes it, which it may do once, as under torchrun."""
+        """Hide the process group until the program initializes it, once, as under torchrun."""
         self.is_strict, self.is_set_up, self.was_initialized = True, False, False
 
     def answer_as_cuda(self) -> None:
-        """Answer "nccl" where the program chose no backend: it uses ``cuda``."""
+        """Make ``get_backend`` return "nccl" where the program chose no backend, as it uses ``cuda``."""
         self._shown_backend = "nccl"
 
     def set_up(self, backend: str | None) -> None:
-        """Note that the program has initialized its groups, with that backend.
+        """Record that the program has initialized the process group.
+
+        Args:
+            backend: backend that it asked for; None for none.
 
         Raises:
-            UsageError: it has done so before.
+            UsageError: it has initialized the group before, and not destroyed it.
         """
         if self.is_strict and self.is_set_up:
             raise UsageError(
                 "init_process_group is called a second time, which torch refuses on a cluster too: call it once, or "
-                "ask torch.distributed.is_initialized() before"
+                "check torch.distributed.is_initialized() before"
             )
         self.is_set_up = self.was_initialized = True
         self.choose_backend(None, backend)
 
     def choose_backend(self, group: dist.ProcessGroup | None, backend: Any) -> None:
-        """Note the backend that the program asked for; None for none."""
+        """Record the backend that the program asked for; None for none."""
         if backend is not None:
             self._backends[_name(group)] = str(backend).lower()
 
     def chosen_backend(self, group: dist.ProcessGroup | None) -> str | None:
-        """Return the lower-case backend that the program chose for a group, else for the world; None for neither."""
+        """Return the backend that the program chose for a group, or else for the world, in lower case; None for none.
+
+        Args:
+            group: process group; None for all ranks.
+        """
         return self._backends.get(_name(group)) or self._backends.get("")
 
     def backend_of(self, group: dist.ProcessGroup | None) -> str:
-        """Return the backend that a group would have on a real cluster: the one chosen, or else the target's."""
+        """Return the backend that a group would have on a real cluster: the chosen one, or else that of the target."""
         return self.chosen_backend(group) or self._target_backend
 
     def shown_backend(self, group: dist.ProcessGroup | None) -> str:
-        """Return the result of ``get_backend``: the one that the program chose, else that of the hardware or "fake"."""
+        """Return what ``get_backend`` returns: the chosen backend, or else that of the hardware, or "fake"."""
         return self.chosen_backend(group) or self._shown_backend
 
 
 def _name(group: dist.ProcessGroup | None) -> str:
-    """Return the name of a group; empty for the one of all ranks."""
+    """Return the name of a group; empty for that of all ranks."""
     return "" if group is None or group is dist.group.WORLD else str(group.group_name)
 
 
 def _init_process_group(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Replace ``init_process_group`` by a check of the size and the rank that the program asks for."""
     calls = parts[SetUpCalls]
     calls.initialize = original
 
@@ -136,7 +145,7 @@ def _init_process_group(original: Callable[..., None], parts: Parts) -> Callable
             )
         if rank not in (-1, None, calls.rank):
             raise UsageError(
-                f"init_process_group asks to be rank {rank}, but this process plays rank {calls.rank} of "
+                f"init_process_group asks for rank {rank}, but this process plays rank {calls.rank} of "
                 f"{calls.world}: open the world with rank {rank} (--rank {rank}), or take the rank from the "
                 "environment variable RANK"
             )
@@ -146,6 +155,7 @@ def _init_process_group(original: Callable[..., None], parts: Parts) -> Callable
 
 
 def _destroy_process_group(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``destroy_process_group`` to leave the group of all ranks open, which the world destroys."""
     calls = parts[SetUpCalls]
     calls.destroy = original
 
@@ -159,11 +169,12 @@ def _destroy_process_group(original: Callable[..., None], parts: Parts) -> Calla
 
 
 def _get_backend(original: Callable[..., str], parts: Parts) -> Callable[..., str]:
-    calls, watch = parts[SetUpCalls], parts[WorldObjects]
+    """Wrap ``get_backend`` to return the program's backend in place of "fake"."""
+    calls, objects = parts[SetUpCalls], parts[WorldObjects]
 
     def get_backend(group: dist.ProcessGroup | None = None) -> str:
         if group is not None:
-            watch.check_group(group)
+            objects.check_group(group)
         backend = original(group)
         if backend != "fake" or _caller().startswith(_GET_SIMULATED_BACKEND):
             return backend
@@ -183,6 +194,7 @@ def _is_initialized(original: Callable[[], bool], parts: Parts) -> Callable[[], 
 
 
 def _init_device_mesh(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``init_device_mesh`` to create the mesh on the CPU if its device is missing, and to check its size."""
     calls, make, use = parts[SetUpCalls], outside_fake_mode(original), parts[FirstUse]
 
     def init_device_mesh(device_type: str, mesh_shape: Sequence[int], *args: Any, **kwargs: Any) -> Any:
@@ -200,6 +212,7 @@ def _init_device_mesh(original: Callable[..., Any], parts: Parts) -> Callable[..
 
 
 def _new_group(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``new_group`` to create a simulated group, and to record the backend that the call names."""
     calls, parameters = parts[SetUpCalls], signature(original)
     names = tuple(parameters.parameters)
 
@@ -215,18 +228,8 @@ def _new_group(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]
     return new_group
 
 
-def _refuse_rpc(original: Any, parts: Parts) -> Any:
-    def init_rpc(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UsageError(
-            "RPC is not recorded: it calls functions of other processes, and a simulated world has one. Trace the part "
-            "of the program that uses collectives, without torch.distributed.rpc.init_rpc"
-        )
-
-    return init_rpc
-
-
 def _caller() -> str:
-    """Return the module that called the caller of this function, past the trampoline of `Patches.function`."""
+    """Return the name of the module that called the patched function, past the trampoline of `Patches.function`."""
     return str(sys._getframe(3).f_globals.get("__name__", ""))
 
 
@@ -236,11 +239,10 @@ def _is_available(device_type: str) -> bool:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(INIT_GROUPS, "the group is there already", _init_process_group, by_code=True),
-    Patch(DESTROY_GROUPS, "the world goes on to the end of its block", _destroy_process_group, by_code=True),
-    Patch(NEW_GROUP, "no other backend is there", _new_group, by_code=True),
-    Patch(GET_BACKEND, "programs go another way for each backend", _get_backend, by_code=True),
-    Patch(IS_INITIALIZED, "under torchrun nothing is initialized at first", _is_initialized, by_code=True),
-    Patch(INIT_RPC, "it waits for processes that are not there", _refuse_rpc, on_import=True),
-    Patch(INIT_DEVICE_MESH, "its device may not be there", _init_device_mesh, by_code=True),
+    Patch(INIT_GROUPS, "the group exists already", _init_process_group, by_code=True),
+    Patch(DESTROY_GROUPS, "the world lasts until the end of its block", _destroy_process_group, by_code=True),
+    Patch(NEW_GROUP, "a simulated group has no other backend", _new_group, by_code=True),
+    Patch(GET_BACKEND, "programs branch by the backend", _get_backend, by_code=True),
+    Patch(IS_INITIALIZED, "under torchrun no group is initialized at first", _is_initialized, by_code=True),
+    Patch(INIT_DEVICE_MESH, "its device may be missing", _init_device_mesh, by_code=True),
 )

@@ -1,8 +1,8 @@
-"""``ShardedTensor`` in a simulated world: shard metadata of the ranks that are not played.
+"""Shard metadata of the other ranks for a ``ShardedTensor`` in a simulated world.
 
-Each rank sends the offsets and sizes of its shards, and torch checks that together they cover the tensor. In a
-simulated world the metadata received from another rank is a copy of this rank's. So the tensor is assumed to be split
-evenly, and each rank to hold the next part.
+Each rank sends the offsets and sizes of its shards, and torch checks that together they cover the tensor. A simulated
+rank receives copies of its own metadata, which fail this check. They are replaced by those of an even split, in which
+each rank holds the next part.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from dsexplore._internal.torch_internals.patches import Parts, Patch
 
 
 def _spread(original: Callable[..., ShardedTensorMetadata], _parts: Parts) -> Callable[..., ShardedTensorMetadata]:
+    """Wrap torch's join of the ranks' metadata: copies of this rank's are replaced by those of an even split."""
+
     @wraps(original)
     def build_global_metadata(
         gathered_metadatas: Sequence[ShardedTensorMetadata | None], *args: Any, **kwargs: Any
@@ -35,35 +37,40 @@ def _spread(original: Callable[..., ShardedTensorMetadata], _parts: Parts) -> Ca
 
 
 def _side_by_side(local: ShardedTensorMetadata, ranks: int) -> list[ShardedTensorMetadata | None]:
-    """Return the metadata of each rank for a tensor split along one dim as by `torch.chunk`; None for an empty part.
+    """Return the metadata of each rank for a tensor split along one dim, as `torch.chunk` splits it.
 
-    Example: of 10 elements, three ranks hold 4, 4 and 2. A tensor that is sharded otherwise is returned as is.
+    Three ranks hold 4, 4 and 2 of 10 elements, for example. A rank with an empty part has None. If the tensor is
+    sharded in another way, each rank gets a copy of the local metadata.
     """
     shard = local.shards_metadata[0]
-    cut = [dim for dim, (part, whole) in enumerate(zip(shard.shard_sizes, local.size, strict=True)) if part < whole]
-    if len(cut) != 1:
+    split_dims = [dim for dim, size in enumerate(local.size) if shard.shard_sizes[dim] < size]
+    if len(split_dims) != 1:
         return [local] * ranks
-    dim, whole = cut[0], local.size[cut[0]]
-    length = -(-whole // ranks)
-    place, beside = divmod(shard.shard_offsets[dim], length)
-    if beside or shard.shard_sizes[dim] != min(length, whole - place * length):
+    dim = split_dims[0]
+    size = local.size[dim]
+    length = -(-size // ranks)
+    local_rank, remainder = divmod(shard.shard_offsets[dim], length)
+    if remainder or shard.shard_sizes[dim] != min(length, size - local_rank * length):
         return [local] * ranks
-    held: list[ShardedTensorMetadata | None] = []
-    for number in range(ranks):
-        start = number * length
-        copied = copy.deepcopy(local)
-        held.append(copied if start < whole else None)
-        part = copied.shards_metadata[0]
-        part.shard_offsets[dim], part.shard_sizes[dim] = start, min(length, whole - start)
-        if part.placement is not None and number != place:
-            part.placement = placement_of_shard(number, part.placement)
-    return held
+    metadatas: list[ShardedTensorMetadata | None] = []
+    for rank in range(ranks):
+        start = rank * length
+        if start >= size:
+            metadatas.append(None)
+            continue
+        metadata = copy.deepcopy(local)
+        part = metadata.shards_metadata[0]
+        part.shard_offsets[dim], part.shard_sizes[dim] = start, min(length, size - start)
+        if part.placement is not None and rank != local_rank:
+            part.placement = placement_of_shard(rank, part.placement)
+        metadatas.append(metadata)
+    return metadatas
 
 
 PATCHES = (
     Patch(
         checkpoint.BUILD_GLOBAL_METADATA,
-        "all ranks seem to hold what this rank does, and torch checks that they cover the tensor",
+        "torch checks that the shards cover the tensor, and all ranks seem to hold the same shard",
         _spread,
         by_code=True,
     ),

@@ -1,7 +1,7 @@
-"""Objects that ranks of one world, played in processes of their own, leave for each other in a folder.
+"""`SharedObjects`: how simulated ranks in several processes exchange Python objects, by files in one folder.
 
-A rank waits only for ranks that began before it, so that no two wait for each other and none waits for a rank that
-no processor is free for. Whoever runs the ranks says of each that it has ended (`end`), whatever ended it.
+A rank waits only for ranks that began before it. So no two wait for each other, and none waits for a rank that has no
+processor yet. The process that runs the ranks calls `end` for each rank that has ended, for any reason.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 from dsexplore._internal.atomic import writing
 
 _PAUSE = 0.01
-"""Seconds between two looks for an object."""
+"""Seconds between two checks for an object's file."""
 
 
 @dataclass
 class SharedObjects:
-    """The objects of a rank and of those that began before it.
+    """The objects that a rank sends to other simulated ranks, and receives from them.
 
     Args:
-        folder: where they are; empty where no other rank is played.
+        folder: folder of the files; empty if no other rank runs.
         before: ranks that began before this one.
-        player: plays a rank that no process plays so far, for the objects that it leaves in a folder; None for none.
+        player: runs a rank that no process runs yet, given the rank and the folder for its objects; None if no rank
+            can be run on demand.
     """
 
     folder: str = ""
@@ -39,20 +40,35 @@ class SharedObjects:
     _calls: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
 
     def number(self, name: str, ranks: tuple[int, ...], source: int) -> str:
-        """Return an id of the next call of this collective in a group of these ranks, equal on each of them."""
+        """Return an id of the next call of a collective, equal on all ranks of the group.
+
+        Args:
+            name: name of the collective.
+            ranks: global ranks of the group.
+            source: global rank that sends.
+        """
         call = (name, ranks, source)
         self._calls[call] += 1
         group = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         return f"{name}-{group}-{source}-{self._calls[call]}"
 
     def give(self, number: str, pickled: Callable[[], Sequence[bytes]]) -> None:
-        """Leave what this rank sends for the others."""
+        """Write the objects that this rank sends in a call, unless no other rank runs.
+
+        Args:
+            number: id of the call, from `number`.
+            pickled: returns the pickled objects.
+        """
         if self.folder or self.player is not None:
             with writing(self._file(number)) as part:
                 part.write_bytes(pickle.dumps(list(pickled())))
 
     def take(self, number: str, source: int) -> list[bytes] | None:
-        """Wait for what the source sends; None if it ended before, or did not start before this rank."""
+        """Wait for the pickled objects that a rank sends in a call, and return them.
+
+        Returns:
+            The objects; None if the rank ended without sending them, or did not begin before this rank.
+        """
         if source not in self.before:
             return None
         file = self._file(number)
@@ -64,11 +80,14 @@ class SharedObjects:
         return sent
 
     def ask(self, number: str, source: int) -> list[bytes] | None:
-        """Play the rank that sends the objects of a call, and return them; None where it cannot be, or sends none.
+        """Run the rank that sends the objects of a call, unless that was done before, and return its objects.
 
         Args:
-            number: of `number`.
-            source: the rank that sends.
+            number: id of the call, from `number`.
+            source: global rank that sends.
+
+        Returns:
+            The pickled objects; None if the rank cannot be run, or sends none.
         """
         if self.player is None or source in self.before:
             return None
@@ -79,13 +98,13 @@ class SharedObjects:
         return pickle.loads(file.read_bytes()) if file.exists() else None
 
     def close(self) -> None:
-        """Delete the folder that was made for this rank's objects, if one was."""
+        """Delete the temporary folder of this rank's objects, if there is one."""
         if self._temporary_folder is not None:
             self._temporary_folder.cleanup()
             self._temporary_folder = None
 
     def why_not(self) -> str:
-        """Say why an object of another rank is missing, as a clause after that rank's name."""
+        """Return why an object of another rank is missing, as a clause that follows the rank's name."""
         if not self.folder:
             return "which no process plays"
         return "which did not send it before (ranks that are played together receive what those before them send)"
@@ -97,7 +116,7 @@ class SharedObjects:
 
 
 def end(folder: str, rank: int) -> None:
-    """Say to the ranks that wait for objects of this one that no more come."""
+    """Tell the ranks that wait for objects of a rank that it sends no more."""
     _ended(folder, rank).touch()
 
 

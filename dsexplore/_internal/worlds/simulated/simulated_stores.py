@@ -1,4 +1,4 @@
-"""Stores that the ranks of a job share, in a simulated world where one rank alone writes and reads."""
+"""`SimulatedStore`: replaces the stores of ``torch.distributed`` in a simulated world, where one rank uses them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Pa
 from dsexplore._internal.torch_internals.process_groups import FILE_STORES, TCP_STORES
 
 _FREE_PORT = 29_400
-"""The port of a store that asks for any free one."""
+"""Port of a store that asks for any free port."""
 
 
 class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's stub lacks it
-    """The store of a process group whose other ranks set nothing: it has what this rank sets.
+    """A store that holds only the values that this rank sets.
 
     Args:
-        values: those of another store at the same place.
+        values: dict that holds the values, shared with other stores at the same address; None for a new one.
     """
 
     def __init__(self, values: dict[str, bytes] | None = None) -> None:
@@ -36,24 +36,27 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         """Return a value that this rank has set.
 
         Raises:
-            UsageError: this rank has not set it, so another rank would have to.
+            UsageError: this rank has not set it.
         """
         if key not in self._values:
             raise UsageError(
-                f"store.get({_plain(key)!r}) waits for what another rank sets, and no process plays the others: set it "
-                f"on rank {dist.get_rank()} too, or play the rank that sets it (--rank R)"
+                f"store.get({_plain(key)!r}) waits for a value of another rank, and no process plays the others: set "
+                f"it on rank {dist.get_rank()} too, or play the rank that sets it (--rank R)"
             )
         return self._values[key]
 
     def add(self, key: str, value: int) -> int:
-        """Add to the number under a key, and return the sum: of what this rank alone has added."""
+        """Add to the number under a key, and return the sum, without what other ranks would add."""
         total = int(self._values.get(key, b"0")) + int(value)
         self._values[key] = str(total).encode()
         return total
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Replace a value where it is the expected one, or where there is none and ``expected`` is empty; return the
-        value after that."""
+        """Replace a value if it is the expected one, or if there is none and ``expected`` is empty.
+
+        Returns:
+            The new value; ``expected`` if there is none.
+        """
         expected, desired = (
             value if isinstance(value, bytes) else str(value).encode() for value in (expected, desired)
         )
@@ -70,7 +73,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         """Return the values of several keys.
 
         Raises:
-            UsageError: this rank has not set them all.
+            UsageError: this rank has not set one of them.
         """
         return [self.get(key) for key in keys]
 
@@ -80,7 +83,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Return True, as there are `append`, `multi_get` and `multi_set`."""
+        """Return True: the store has `append`, `multi_get` and `multi_set`."""
         return True
 
     def check(self, keys: Sequence[str]) -> bool:
@@ -91,7 +94,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         """Return at once, as if the other ranks had set the keys."""
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; return whether there was one."""
+        """Delete a value, and return True if there was one."""
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
@@ -109,19 +112,19 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
 
 
 def _plain(key: str) -> str:
-    """Return the key as the program wrote it, without the prefixes of torch."""
+    """Return the key as the program wrote it, without torch's prefixes."""
     return key.rpartition("/")[2]
 
 
 class _Stores:
-    """The stores of a program in one world: those at the same address, or of the same file, are one.
+    """The stores of one world; those with the same address or file share their values.
 
-    A class that a module imported meanwhile makes torch's own store once the world is closed.
+    A module may keep one of the classes beyond the world. After `close`, the class creates torch's own stores.
     """
 
     def __init__(self) -> None:
         self.contents: defaultdict[Any, dict[str, bytes]] = defaultdict(dict)
-        self.made: list[SimulatedStore] = []  # held here: C++ does not keep the part of a store that is Python
+        self.created: list[SimulatedStore] = []  # keeps their Python objects alive, which C++ does not
         self.is_open = True
 
     def close(self) -> None:
@@ -134,6 +137,7 @@ def _close_with_world(patches: Patches, parts: Parts) -> None:
 
 
 def _tcp_store(original: type, parts: Parts) -> type:
+    """Return a class that replaces ``TCPStore`` while the world is open."""
     stores = parts[_Stores]
 
     class TCPStore(SimulatedStore):
@@ -147,12 +151,13 @@ def _tcp_store(original: type, parts: Parts) -> type:
         def __init__(self, host_name: str, port: int, *_: Any, **__: Any) -> None:
             super().__init__(stores.contents[host_name, port])
             self.host, self.port = host_name, port or _FREE_PORT
-            stores.made.append(self)
+            stores.created.append(self)
 
     return TCPStore
 
 
 def _file_store(original: type, parts: Parts) -> type:
+    """Return a class that replaces ``FileStore`` while the world is open."""
     stores = parts[_Stores]
 
     class FileStore(SimulatedStore):
@@ -164,7 +169,7 @@ def _file_store(original: type, parts: Parts) -> type:
         def __init__(self, file_name: str, *_: Any, **__: Any) -> None:
             super().__init__(stores.contents[file_name])
             self.path = file_name
-            stores.made.append(self)
+            stores.created.append(self)
 
     return FileStore
 
@@ -172,7 +177,7 @@ def _file_store(original: type, parts: Parts) -> type:
 _WAITS = "it waits for other ranks, which no process plays"
 
 PATCHES: tuple[Entry, ...] = (
-    Change("the program's own stores", "they are those of one world", _close_with_world),
+    Change("the program's own stores", "their classes may outlive the world", _close_with_world),
     *(Patch(name, _WAITS, _tcp_store) for name in TCP_STORES),
     *(Patch(name, _WAITS, _file_store) for name in FILE_STORES),
 )

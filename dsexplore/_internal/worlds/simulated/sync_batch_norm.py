@@ -1,8 +1,8 @@
-"""`torch.nn.SyncBatchNorm` where the GPU that it asks for is not there: the ops that torch has on GPUs alone.
+"""CPU kernels of the five ops that `torch.nn.SyncBatchNorm` needs, which torch has for GPUs only.
 
-Mirrors ``torch/nn/modules/_functions.py``. In training each rank computes the mean and the deviation of its own batch,
-and gathers those of all ranks: an all_gather of 2 C + 1 numbers for C channels. In backward it sums two numbers per
-channel: an all_reduce of 2 C. The collectives are in Python; what they need are five ops without a kernel for CPUs.
+In training, each rank computes the mean and the deviation of its own batch, and gathers those of all ranks: an
+all_gather of 2 C + 1 numbers for C channels. In backward it sums two numbers per channel: an all_reduce of 2 C. Python
+code, ``torch/nn/modules/_functions.py``, calls these collectives between the five ops.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dsexplore._internal.torch_internals.patches import Entry, Kernel, Parts
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
-    """Reshape [C] to [1, C, 1, …], to broadcast over a tensor whose second dim is the channels."""
+    """Reshape [C] to [1, C, 1, …], to broadcast over the channels of ``like``, its second dim."""
     return values.reshape(1, -1, *(1 for _ in range(like.dim() - 2)))
 
 
 def _summed(tensor: Tensor) -> Tensor:
-    """Sum per channel, [N, C, …] → [C], at least in float32."""
+    """Return the sum of each channel, [N, C, …] → [C], in float32 or wider."""
     return _wide(tensor).sum([dim for dim in range(tensor.dim()) if dim != 1])
 
 
@@ -31,7 +31,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _stats(batch: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return mean and reciprocal standard deviation of each channel."""
+    """Return the mean and the reciprocal standard deviation of each channel."""
     count = batch.numel() // batch.size(1)
     mean = _summed(batch) / count
     variance = _summed((_wide(batch) - _per_channel(mean, batch)) ** 2) / count
@@ -48,7 +48,11 @@ def _gathered(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Combine the statistics of all ranks, [ranks, C] and [ranks] → [C], and update the running ones."""
+    """Combine the statistics of all ranks, [ranks, C], weighted by their counts, [ranks]; update the running ones.
+
+    Returns:
+        Mean and reciprocal standard deviation of each channel, [C].
+    """
     weights = counts.reshape(-1, 1).to(mean.dtype)
     total = weights.sum()
     overall = (mean * weights).sum(0) / total
@@ -63,12 +67,12 @@ def _gathered(
 def _normalized(
     batch: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, _eps: float
 ) -> Tensor:
-    made = (_wide(batch) - _per_channel(mean, batch)) * _per_channel(invstd, batch)
+    result = (_wide(batch) - _per_channel(mean, batch)) * _per_channel(invstd, batch)
     if weight is not None:
-        made = made * _per_channel(weight, batch)
+        result = result * _per_channel(weight, batch)
     if bias is not None:
-        made = made + _per_channel(bias, batch)
-    return made.to(batch.dtype)
+        result = result + _per_channel(bias, batch)
+    return result.to(batch.dtype)
 
 
 def _reduced(
@@ -81,7 +85,7 @@ def _reduced(
     _weight_g: bool,
     _bias_g: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return per channel the sums of gradient and of gradient × deviation, and the gradients of weight and bias."""
+    """Return the sums of gradient and of gradient × deviation, and the gradients of weight and bias, per channel."""
     total = _summed(gradient)
     products = _summed(_wide(gradient) * (_wide(batch) - _per_channel(mean, batch)))
     return total, products, products * invstd, total.clone()
@@ -97,10 +101,13 @@ def _input_gradient(
     sum_dy_xmu: Tensor,
     count: Tensor,
 ) -> Tensor:
+    """Return the gradient of the batch, from the sums of all ranks that `_reduced` returned on each of them."""
     share = 1 / count.sum()
     deviation = (_wide(batch) - _per_channel(mean, batch)) * _per_channel(invstd**2 * sum_dy_xmu * share, batch)
-    made = (_wide(gradient) - _per_channel(sum_dy * share, batch) - deviation) * _per_channel(invstd, batch)
-    return (made if weight is None else made * _per_channel(weight, batch)).to(gradient.dtype)
+    result = (_wide(gradient) - _per_channel(sum_dy * share, batch) - deviation) * _per_channel(invstd, batch)
+    if weight is not None:
+        result = result * _per_channel(weight, batch)
+    return result.to(gradient.dtype)
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -120,7 +127,7 @@ PATCHES: tuple[Entry, ...] = tuple(
     Kernel(
         f"aten::{name}",
         key,
-        "torch has it for GPUs alone",
+        "torch has it for GPUs only",
         _always(kernel),
         when="cuda traffic",
         only_if_missing=True,

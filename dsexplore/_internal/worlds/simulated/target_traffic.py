@@ -1,8 +1,8 @@
-"""The target of a simulated world: the cluster that a program is written for, whose traffic the world shows.
+"""Patches that make torch send on simulated ranks what it sends on the target, the cluster of the world.
 
-A simulation runs on CPU tensors and on groups that send nothing. In a few places torch asks for a device or for the
-name of a backend, and sends other collectives on CPUs with gloo than on GPUs with NCCL. There a world makes torch send
-those of its target. These are the places, each with the module of this folder that handles it:
+A simulation runs on CPU tensors and on groups that send nothing. In a few places torch checks the device or the name of
+the backend, and sends other collectives on CPUs with gloo than on GPUs with NCCL. There a world makes torch send those
+of its target. These are the places, each with the module of this folder that handles it:
 
 | module | where | on CPUs with gloo | on GPUs with NCCL |
 |---|---|---|---|
@@ -19,8 +19,8 @@ those of its target. These are the places, each with the module of this folder t
 | `foreach_optimizers` | ``torch.optim`` without ``foreach``, ``fused`` | parameter by parameter | lists of parameters |
 | `refusals` | all_reduce of sparse tensors | their values and indices | an error |
 
-Left alone, a simulation sends what CPUs send, with two exceptions: ``torch.distributed.nn`` asks for gloo by name, and
-a simulated group has another; the errors of the last row are those of backends that are not there.
+Without these patches a simulation sends what CPUs send, with two exceptions: ``torch.distributed.nn`` checks for gloo
+by name, and a simulated group has another backend; and the errors of the last row come from the backends.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from dsexplore._internal.worlds.world_settings import WorldSettings
 Function = Callable[..., Any]
 
 _all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""The newer name where torch has it: torch 2.13 warns of the older one."""
+"""The newer name if torch has it: torch 2.13 warns about the older one."""
 
 
 def _shard_dim_alltoall(original: Function, _parts: Parts) -> Function:
-    """Send a DTensor that goes from one sharded dim to another by all_to_all.
+    """Replace the redistribution of a DTensor from one sharded dim to another by an all_to_all.
 
     Mirrors ``shard_dim_alltoall`` in ``torch/distributed/tensor/_collective_utils.py``, which gathers the whole tensor
-    on a CPU mesh. Its caller pads uneven shards before and cuts them after, for both ways.
+    on a CPU mesh. Its caller pads uneven shards before, and removes the padding after, on any device.
     """
 
     def shard_dim_alltoall(
@@ -78,27 +78,27 @@ def _shard_dim_alltoall(original: Function, _parts: Parts) -> Function:
 
 
 def _is_rng_supported(_original: Function, _parts: Parts) -> Function:
-    """Replace the check for a mesh with a random generator, so that DTensors on a CPU mesh share its state too.
+    """Replace the check of whether a mesh has random generators, so that DTensors on a CPU mesh share a state too.
 
-    Mirrors ``is_rng_supported_mesh`` in ``torch/distributed/tensor/_random.py``, which says no for a CPU: DTensor then
-    makes no ``OffsetBasedRNGTracker``.
+    Mirrors ``is_rng_supported_mesh`` in ``torch/distributed/tensor/_random.py``, which returns False for a CPU: DTensor
+    then creates no ``OffsetBasedRNGTracker``.
     """
     return lambda device_mesh: True
 
 
 class GeneratorTracker(dtensor.RngTracker):  # type: ignore[misc] # of a class that torch does not type
-    """Sends what torch's ``OffsetBasedRNGTracker`` sends when it is made; random numbers are drawn as they come.
+    """Sends what torch's ``OffsetBasedRNGTracker`` sends when it is created, and does not change random numbers.
 
     Args:
-        device_mesh: the mesh of the first random op.
-        run_state_sync: whether all ranks take over the state of rank 0.
+        device_mesh: mesh of the first random op.
+        run_state_sync: whether rank 0 broadcasts its state.
     """
 
     def __init__(self, device_mesh: DeviceMesh, run_state_sync: bool = True) -> None:
         super().__init__(torch.device("cpu"))
         if run_state_sync:
-            state_of_a_gpu = torch.zeros(16, dtype=torch.uint8)
-            dist.broadcast(state_of_a_gpu, 0)
+            cuda_state = torch.zeros(16, dtype=torch.uint8)
+            dist.broadcast(cuda_state, 0)
 
     def _distribute_region(self, spec: Any, generator: torch.Generator | None = None) -> Any:
         return nullcontext()
@@ -118,8 +118,8 @@ def _generator_tracker(_original: type, _parts: Parts) -> type[GeneratorTracker]
 def _are_we_tracing(original: Callable[[], bool], _parts: Parts) -> Callable[[], bool]:
     """Replace the check for tracing, so that the first random op of fake DTensors broadcasts the generator's state.
 
-    Mirrors ``_are_we_tracing`` in ``torch/distributed/_functional_collectives.py``, which takes any mode of fake
-    tensors for a compiler that traces, also that of the world: DTensor then leaves the broadcast out.
+    Mirrors ``_are_we_tracing`` in ``torch/distributed/_functional_collectives.py``, which returns True in any fake
+    tensor mode, also in that of the world: DTensor then skips the broadcast.
     """
 
     def are_we_tracing() -> bool:
@@ -140,7 +140,7 @@ def _gather_flat_parameter(original: Callable[..., torch.Tensor], _parts: Parts)
     @wraps(original)
     def gathered(handle: Any, padded_unsharded_flat_param: torch.Tensor) -> torch.Tensor:
         group = fsdp.group_of_gather(handle)
-        if group is None:  # then the rest of the original counts too
+        if group is None:  # the original handles this case
             return original(handle, padded_unsharded_flat_param)
         _all_gather_into_tensor(padded_unsharded_flat_param, handle.flat_param.data, group)
         return padded_unsharded_flat_param
@@ -149,7 +149,7 @@ def _gather_flat_parameter(original: Callable[..., torch.Tensor], _parts: Parts)
 
 
 def _take_module_states(_original: Function, _parts: Parts) -> Function:
-    """Make FSDP1 broadcast a module's parameters and buffers where ``sync_module_states=True`` asks for it.
+    """Remove a check, so that FSDP1 broadcasts parameters and buffers if ``sync_module_states=True``.
 
     Mirrors ``_check_module_states_for_sync_module_states`` in ``torch/distributed/fsdp/_init_utils.py``, which refuses
     CPU tensors.
@@ -158,30 +158,30 @@ def _take_module_states(_original: Function, _parts: Parts) -> Function:
 
 
 def _check_hook(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
-    """Replace the check of communication hooks by one that accepts ``bf16_compress_hook`` and its wrapper.
+    """Wrap the check of communication hooks to accept ``bf16_compress_hook`` and its wrapper.
 
     Mirrors ``DistributedDataParallel._check_comm_hook`` in ``torch/nn/parallel/distributed.py``, which refuses hooks of
-    these names where torch is built without CUDA, or finds no NCCL.
+    these names if torch is built without CUDA, or finds no NCCL.
     """
 
     @wraps(original)
     def check(self: DistributedDataParallel, hook: Any) -> None:
         if getattr(hook, "__name__", "").startswith("bf16_compress"):
 
-            def hook_of_another_name(*_args: Any) -> None: ...
+            def renamed_hook(*_args: Any) -> None: ...
 
-            hook_of_another_name.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined] # read by torch
-            hook = hook_of_another_name
+            renamed_hook.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined] # torch reads it
+            hook = renamed_hook
         original(self, hook)
 
     return check
 
 
 class DistWithBackends(ModuleType):
-    """``torch.distributed`` as a module of torch finds it that asks for the backends of groups.
+    """``torch.distributed`` with another ``get_backend``, for a module of torch that branches by the backend.
 
     Args:
-        backend_of: returns the backend of a group.
+        backend_of: replaces ``get_backend``.
     """
 
     def __init__(self, backend_of: Callable[[dist.ProcessGroup | None], str]) -> None:
@@ -193,57 +193,57 @@ class DistWithBackends(ModuleType):
 
 
 def _send_as_target(_original: ModuleType, parts: Parts) -> ModuleType:
-    """Send the collectives of ``torch.distributed.nn`` as the target's backend does.
+    """Make ``torch.distributed.nn`` find the target's backend.
 
     Mirrors ``_AllGather.backward``, ``_AllGatherBase.backward`` and ``_AlltoAll.forward`` in
-    ``torch/distributed/nn/functional.py``, which ask for the group's backend.
+    ``torch/distributed/nn/functional.py``, which branch by the group's backend.
     """
     backend = parts[WorldSettings].backend
     return DistWithBackends(lambda _group: backend)
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(DIST_OF_NN, "torch asks for gloo by name", _send_as_target),
+    Patch(DIST_OF_NN, "torch checks for gloo by name", _send_as_target),
     Patch(
         dtensor.SHARD_DIM_ALLTOALL,
-        "a DTensor that is sharded anew goes another way on a CPU",
+        "a DTensor is redistributed in another way on a CPU",
         _shard_dim_alltoall,
         when="cuda traffic",
         by_code=True,
     ),
     Patch(
         dtensor.IS_RNG_SUPPORTED,
-        "a random op on a DTensor goes another way on a CPU",
+        "a random op on a DTensor sends nothing on a CPU",
         _is_rng_supported,
         when="cuda traffic",
         by_code=True,
     ),
     Patch(
         dtensor.RNG_TRACKER,
-        "a random op on a DTensor goes another way on a CPU",
+        "a random op on a DTensor sends nothing on a CPU",
         _generator_tracker,
         when="cuda traffic",
     ),
     Patch(
         dtensor.IS_TRACING_IN_DISPATCH,
-        "a random op on a fake DTensor would be taken for one that a compiler traces",
+        "a random op on a fake DTensor would count as traced by a compiler",
         _are_we_tracing,
         when="cuda traffic",
     ),
     Patch(
         fsdp.GATHER_FLAT_PARAMETER,
-        "FSDP1 goes another way on a CPU",
+        "FSDP1 gathers into a list on a CPU",
         _gather_flat_parameter,
         when="cuda traffic",
         on_import=True,
     ),
     Patch(
         fsdp.CHECK_MODULE_STATES,
-        "FSDP1 goes another way on a CPU",
+        "FSDP1 refuses tensors on a CPU",
         _take_module_states,
         when="cuda traffic",
         by_code=True,
         on_import=True,
     ),
-    Patch(ddp.CHECK_HOOK, "a communication hook goes another way on a CPU", _check_hook, when="cuda traffic"),
+    Patch(ddp.CHECK_HOOK, "it refuses bf16 hooks on a CPU", _check_hook, when="cuda traffic"),
 )

@@ -1,4 +1,4 @@
-"""Ways to communicate that no recorder sees, symmetric memory and torchcomms: they raise an error or make a remark."""
+"""Ways to communicate that are not recorded: RPC and symmetric memory raise an error, torchcomms makes a remark."""
 
 from __future__ import annotations
 
@@ -8,37 +8,47 @@ from typing import Any, NoReturn
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Patch, Patches, on_import
-from dsexplore._internal.torch_internals.process_groups import SYMMETRIC_MEMORY
+from dsexplore._internal.torch_internals.process_groups import INIT_RPC, SYMMETRIC_MEMORY
 from dsexplore._internal.worlds.remarks import Remarks
 
 _COMMS = "torchcomms"
-_NOT_RECORDED = "is not recorded: what goes by it is in no trace"
 
 
-def _refuse(name: str, _original: Any, _parts: Parts) -> Callable[..., NoReturn]:
+def _refuse(message: str, _original: Any, _parts: Parts) -> Callable[..., NoReturn]:
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UsageError(
-            f"symmetric memory ({name}) {_NOT_RECORDED}, and there is none in a simulated world: take the collectives "
-            "of torch.distributed for this run"
-        )
+        raise UsageError(message)
 
     return refused
 
 
+_NO_RPC = (
+    "RPC is not recorded: it calls functions of other processes, and a simulated world has one process. Trace the part "
+    "of the program that uses collectives, without torch.distributed.rpc.init_rpc"
+)
+
+
+def _no_symmetric_memory(name: str) -> str:
+    return (
+        f"symmetric memory ({name}) is not recorded, and a simulated world has none: use collectives of "
+        "torch.distributed in this run"
+    )
+
+
 def _note_import(patches: Patches, parts: Parts) -> None:
     remarks = parts[Remarks]
-    on_import(patches, _COMMS, lambda _module: remarks.say(f"{_COMMS} {_NOT_RECORDED}"))
+    on_import(patches, _COMMS, lambda _module: remarks.say(f"{_COMMS} is not recorded: traces lack its collectives"))
 
 
 PATCHES: tuple[Entry, ...] = (
+    Patch(INIT_RPC, "it waits for other processes", partial(_refuse, _NO_RPC), on_import=True),
     *(
         Patch(
             target,
             "it maps the memory of other ranks",
-            partial(_refuse, target.path.replace(":", ".")),
+            partial(_refuse, _no_symmetric_memory(target.path.replace(":", "."))),
             on_import=True,
         )
         for target in SYMMETRIC_MEMORY
     ),
-    Change("a remark on torchcomms", "it has groups of its own", _note_import),
+    Change("a remark on torchcomms", "it has its own groups", _note_import),
 )
