@@ -25,7 +25,7 @@ def over_ranks(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("dsexplore_tests::summed", mutates_args=())
 def summed(x: torch.Tensor) -> torch.Tensor:
-    """Communicates in a function that it calls."""
+    """Call a function that communicates."""
     return over_ranks(x)
 
 
@@ -38,7 +38,7 @@ def by_name(x: torch.Tensor) -> torch.Tensor:
 
 @torch.library.custom_op("dsexplore_tests::chosen", mutates_args=())
 def chosen(x: torch.Tensor) -> torch.Tensor:
-    """Names a function that communicates, and fails before it is called."""
+    """Fail before the call of a function that communicates."""
     raise AssertionError(f"ran on fake tensors: {x.gather(0, x).shape}, {over_ranks.__name__}")
 
 

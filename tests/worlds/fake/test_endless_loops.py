@@ -1,4 +1,4 @@
-"""A loop that a fake tensor's value would end comes to an end, and says so once."""
+"""A loop that depends on the value of a fake tensor ends, and one remark says so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ dist.all_reduce(torch.empty(count))
 
 
 def iterations(loop: str, tmp_path: Path, **options: object) -> tuple[int, tuple[str, ...]]:
-    """Return how often a loop ran, which the program sends, and the notes of its trace."""
+    """Return the number of iterations, which the program sends, and the notes of its trace."""
     path = tmp_path / "train.py"
     path.write_text(START + loop + END)
     trace = dsexplore.run(path, world_size=2, fake=True, **options)  # type: ignore[arg-type]

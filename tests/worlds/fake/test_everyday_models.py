@@ -1,4 +1,4 @@
-"""Models of transformers, made and trained on fake tensors, send what they send on real ones.
+"""Models of transformers send on fake tensors what they send on real ones.
 
 Modules: ``worlds/fake/``.
 """
@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 
 def vision_transformer() -> nn.Module:
-    """Return a model whose constructor draws with ``trunc_normal_``, again until all values are in its bounds."""
+    """Return a model that is initialized by ``trunc_normal_``, which redraws values out of bounds."""
     config = transformers.ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=10)
     return transformers.ViTForImageClassification(config)
 
@@ -40,7 +40,7 @@ def images() -> dict[str, torch.Tensor]:
 
 
 def mixture_of_experts() -> nn.Module:
-    """In fp32, where torch's fake grouped product asks for bfloat16."""
+    """Return a model in fp32; torch's fake grouped product requires bfloat16."""
     experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
     return transformers.MixtralForCausalLM(transformers.MixtralConfig(**SMALL, **experts, vocab_size=64))
 

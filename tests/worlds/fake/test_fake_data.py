@@ -1,4 +1,4 @@
-"""A fake tensor that gets other data has what is known of that data, and nothing of its own from before.
+"""A fake tensor that gets other data has the known values of the new data only.
 
 Modules: ``worlds/fake/fake_workarounds.py``.
 """
@@ -16,7 +16,7 @@ import dsexplore
 
 
 class Scale(nn.Module):
-    """A module with a parameter of one number, as learnt mixtures have."""
+    """A module with a parameter of one number."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The simulated world's fake mode returns what torch's returns, sooner."""
+"""`SimulationMode` returns the results of torch's fake tensor mode, in less time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def train(mesh: DeviceMesh, steps: int = 2) -> nn.Module:
 
 
 def described(result: Any, args: Sequence[Any] = ()) -> Any:
-    """Return all that the results of an op are, and which arguments share their memory."""
+    """Return the properties of an op's results, and which arguments share their memory."""
     if isinstance(result, (list, tuple)):
         return [described(each, args) for each in result]
     if not isinstance(result, torch.Tensor):
@@ -228,7 +228,7 @@ def test_parameters_share_the_mesh_that_joins_both_axes(fake: bool) -> None:
 
 
 class TestHigherOrderOps:
-    """Ops that call functions, which torch looks up by the very type of a mode."""
+    """Ops that call functions work, although torch looks them up by the exact type of a mode."""
 
     def test_one_that_torch_describes_by_a_function(self) -> None:
         with simulate(world_size=2, fake=True):

@@ -1,4 +1,4 @@
-"""Fake tensors are copied, pickled, saved and loaded where a program does so."""
+"""A program can copy, pickle, save and load fake tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MANY = 1 << 34
 
 @pytest.fixture(params=["cuda", "cpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the device of a world of fake tensors, which is open."""
+    """Yield the device of an open world of fake tensors."""
     with simulate(8, fake=True, hardware="h100" if request.param == "cuda" else None):
         yield request.param
 

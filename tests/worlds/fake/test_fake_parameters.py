@@ -1,4 +1,4 @@
-"""Parameters of the program's own classes, and those of lazy modules, are on fake tensors what they are on others."""
+"""Fake parameters of the program's classes, and of lazy modules, behave like real ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import dsexplore
 
 
 class Tagged(nn.Parameter):
-    """A parameter that carries a text."""
+    """A parameter with a text."""
 
     def __new__(cls, data: Tensor, requires_grad: bool = True, tag: str = "") -> Any:
         return super().__new__(cls, data, requires_grad)

@@ -1,4 +1,4 @@
-"""Programs on fake tensors do what they do on real ones."""
+"""Programs on fake tensors send what they send on real ones."""
 
 from __future__ import annotations
 

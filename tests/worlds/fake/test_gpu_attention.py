@@ -1,4 +1,4 @@
-"""Attention with dropout or a learned mask, on fake tensors, takes the ops of a GPU."""
+"""Attention of fake tensors with dropout or a learned mask uses the ops of a GPU."""
 
 from __future__ import annotations
 

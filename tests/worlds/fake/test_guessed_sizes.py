@@ -1,4 +1,4 @@
-"""Sizes that depend on the values of fake tensors: those of real ones where lengths are known, else balanced."""
+"""Sizes that depend on values of fake tensors are exact if lengths are known, else balanced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENGTHS = [3, 7, 5, 7]
 
 
 def run_packed(device: str, *, batch_first: bool, as_list: bool) -> list[object]:
-    """Shapes and lengths along an LSTM on packed sequences, forward and backward."""
+    """Return shapes and lengths in an LSTM on packed sequences, forward and backward."""
     sequences = torch.randn(4, 7, 8) if batch_first else torch.randn(7, 4, 8)
     layer = nn.LSTM(8, 6, batch_first=batch_first, bidirectional=True).to(device)
     lengths = LENGTHS if as_list else torch.tensor(LENGTHS)

@@ -1,4 +1,4 @@
-"""Invented values by which ranks exchange tensors: as many tokens for each expert, and shapes that all agree on.
+"""Ranks that exchange tensors by invented values send each expert as many tokens, and agree on shapes.
 
 Modules: ``worlds/fake/invented_values.py``.
 """
@@ -27,7 +27,7 @@ def routed() -> torch.Tensor:
 
 @pytest.mark.usefixtures("fake")
 class TestRouting:
-    """Each of the ways in which mixtures of experts send tokens gives each expert as many."""
+    """Each form of routing in mixtures of experts sends each expert as many tokens."""
 
     def test_by_where(self) -> None:
         assert [torch.where(routed() == expert)[0].shape[0] for expert in range(EXPERTS)] == [EACH] * EXPERTS

@@ -1,4 +1,4 @@
-"""Fake tensors and everyday scripts: what is read is invented, plausible, and said."""
+"""Values that scripts read from fake tensors are invented and plausible, and a remark says so."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
 
 
 def numbers() -> torch.Tensor:
-    """Return a function that a compiler is to understand."""
+    """Return a function that torch.compile has to support."""
     return torch.tensor([1, 2])
 
 
@@ -63,7 +63,7 @@ def test_tokens_that_a_program_gave_are_known_when_padded_and_stacked(fake: None
 
 
 def test_tokens_that_another_thread_read_are_known(fake: None) -> None:
-    """A mode of fake tensors is entered in one thread alone."""
+    """A fake tensor mode is active in one thread only."""
     with ThreadPoolExecutor() as threads:
         rows = list(threads.map(lambda start: torch.tensor([start, 5]), [3, 4]))
     batch = torch.stack([F.pad(row, (0, 1)) for row in rows])
@@ -79,7 +79,7 @@ def test_values_of_large_tensors_are_not_computed(fake: None) -> None:
 
 @pytest.mark.usefixtures("fake_gpu")
 class TestLists:
-    """``torch.tensor([correct, total])``, as meters of examples make it before they reduce it."""
+    """Scripts call ``torch.tensor([correct, total])`` before they reduce the counts."""
 
     @pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
     @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
@@ -129,7 +129,7 @@ def test_lists_are_read_in_scripts_for_cpus_too(tmp_path: Path) -> None:
 
 
 class Ops(TorchDispatchMode):
-    """The names of the ops that run."""
+    """Collects the names of the ops that run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Ops(TorchDispatchMode):
 
 
 def _filled_in_part(share: float) -> torch.Tensor:
-    """Labels of which a share counts, as a collator makes them."""
+    """Return labels of a collator, of which a share counts."""
     labels = torch.full((4,), -100.0)
     labels[: int(4 * share)] = 0
     return labels
@@ -262,7 +262,7 @@ class TestReads:
 
 
 class TestMemoryToFill:
-    """Loaders read a file into the memory of a tensor that they made."""
+    """Loaders read a file into the memory of an empty tensor."""
 
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
     def test_has_what_was_read_into_it(self, device: str, tmp_path: Path) -> None:

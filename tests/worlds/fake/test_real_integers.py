@@ -1,4 +1,4 @@
-"""DDP on fake tensors: its C++ reducer sends what it sends on real ones, collective by collective."""
+"""DDP's reducer in C++ sends on fake tensors the collectives that it sends on real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Sent = list[tuple[Any, ...]]
 
 
 class Network(nn.Module):
-    """Two linear layers and buffers; of two further layers one is used in every second step, one never."""
+    """Two linear layers and buffers, one layer that every second step uses, and one that no step uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_fake_tensors_send_the_same(
 def test_what_has_memory_is_forgotten_with_it() -> None:
     with SimulationMode() as mode:
         for _ in range(3):
-            with mode.integers.made():
+            with mode.integers.created():
                 made = torch.zeros(3, dtype=torch.int32)
             assert type(made) is type(made[0]) is torch.Tensor
             made[1].fill_(5)

@@ -1,4 +1,4 @@
-"""Ranks that begin with what ops returned on others find the same."""
+"""Ranks that load cached results of other ranks get the same results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsexplore._internal.worlds.fake.shared_entries import read, shared_entries
 
 
 def described() -> list[Any]:
-    """Ops of several kinds, and what their tensors are."""
+    """Return the properties of results of ops of several kinds."""
     a, b = torch.empty(4, 6, requires_grad=True), torch.empty(6, 8, dtype=torch.float32)
     made = [
         a @ b,
@@ -35,7 +35,7 @@ def described() -> list[Any]:
 
 @pytest.fixture
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the ops that torch's own mode was asked for, in a process that has had no world before."""
+    """Return the ops that reached torch's own mode, as in a process without an earlier world."""
     monkeypatch.setattr(fake_dispatch, "_kept", {})
     found: list[str] = []
     original = FakeTensorMode.dispatch
@@ -50,7 +50,7 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Forget what the worlds of this process have found, as another process would not know it."""
+    """Clear the cached results, as in another process."""
     return lambda: monkeypatch.setattr(fake_dispatch, "_kept", {})
 
 

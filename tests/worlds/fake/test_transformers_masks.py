@@ -1,4 +1,4 @@
-"""transformers leaves masks out on fake tensors as on real ones.
+"""transformers omits masks on fake tensors as on real ones.
 
 Modules: ``worlds/extensions/transformers_attention.py``.
 """

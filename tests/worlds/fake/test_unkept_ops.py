@@ -1,4 +1,4 @@
-"""Ops of which torch's cache of fake tensors keeps nothing: results are what torch's mode returns, at every call.
+"""Ops that torch does not cache on fake tensors return what torch's mode returns, at every call.
 
 Modules: ``worlds/fake/fake_dispatch.py``.
 """
@@ -61,7 +61,7 @@ CALLS = [
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the ops that torch's own mode is asked for, in a process that has had no world before."""
+    """Return the ops that reach torch's own mode, as in a process without an earlier world."""
     names: list[str] = []
     dispatch = FakeTensorMode.dispatch
 

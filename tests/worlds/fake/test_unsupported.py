@@ -1,4 +1,4 @@
-"""What fake tensors cannot do: one error each, which names it and a remedy."""
+"""Parts of torch that do not work on fake tensors raise an error that names them and a remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsexplore._internal.worlds.simulate import simulate
 
 @torch.library.custom_op("dsexplore_test_unsupported::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
-    """Return an op without a function for shapes."""
+    """Return an op without a fake implementation."""
     return x * 2
 
 

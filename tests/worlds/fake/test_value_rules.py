@@ -1,4 +1,4 @@
-"""What follows from what is known of fake tensors, op by op."""
+"""Each op derives the known values of its result from those of its arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fake() -> Iterator[None]:
 
 
 def choices() -> torch.Tensor:
-    """Indices of experts, of which nothing is known but that each is equally likely."""
+    """Return indices of experts, each equally likely."""
     return torch.randn(TOKENS, EXPERTS).argmax(-1)
 
 
@@ -144,7 +144,7 @@ def test_what_any_op_writes_to_is_forgotten(write: Callable[[torch.Tensor], obje
 
 
 def test_lists_of_known_numbers_are_counted_on() -> None:
-    """As an optimizer counts the steps of each parameter."""
+    """An optimizer counts the steps of each parameter."""
     steps = [torch.tensor(1.0), torch.tensor(2.0)]
     torch._foreach_add_(steps, 1)
     assert [step.item() for step in steps] == [2.0, 3.0]

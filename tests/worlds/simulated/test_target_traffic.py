@@ -254,7 +254,7 @@ class TestWhatIsNoFork:
 
     @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
     def test_optimizers_with_foreach_which_is_torchs_choice_on_gpus(self, optimizer: Any) -> None:
-        """On a CPU torch loops over the parameters; for sharded parameters with partial gradients both send the same."""
+        """With partial gradients of sharded parameters, the loop over parameters on a CPU sends the same."""
         found = []
         for foreach in (False, True):
             with simulate(mesh="tp=4") as mesh:

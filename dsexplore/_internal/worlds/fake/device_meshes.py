@@ -1,11 +1,11 @@
-"""Meshes under a mode of fake tensors: their tables of ranks stay real, and the same mesh is made once.
+"""Patches of `DeviceMesh` for a fake tensor mode: rank tables stay real, and equal meshes are created once.
 
-Measured on torch 2.13, where under ``FakeTensorMode``
+Under ``FakeTensorMode`` of torch 2.13,
 
-* making and slicing a `DeviceMesh` raises, because it reads values of its rank table: here it leaves the mode for that
-  moment;
-* ``fully_shard`` lists all ranks anew for each parameter that is tensor parallel too, half a megabyte at 16,384 ranks:
-  here it does so once.
+* creating or slicing a `DeviceMesh` raises, because it reads values of its rank table: here, these methods run outside
+  the mode;
+* ``fully_shard`` lists all ranks for each parameter that is tensor parallel too, half a megabyte at 16,384 ranks: here
+  it does so once.
 """
 
 from __future__ import annotations
@@ -29,43 +29,49 @@ def _copy(mesh: DeviceMesh, memo: dict[int, Any]) -> Any:
 
 
 def _concatenate_once(concatenate: Method) -> Method:
-    """Return a function that remembers meshes: FSDP2 joins the same ones anew for each parameter, and each result lists
-    all ranks."""
-    joined: dict[tuple[int, ...], tuple[list[DeviceMesh], DeviceMesh]] = {}
+    """Return a function that caches joined meshes, which FSDP2 joins again for each parameter."""
+    results: dict[tuple[int, ...], DeviceMesh] = {}
+    joined: list[list[DeviceMesh]] = []  # keeps the meshes alive, so that their ids stay unique
 
     def concatenate_once(device_mesh_list: list[DeviceMesh]) -> DeviceMesh:
         key = tuple(map(id, device_mesh_list))
-        if key not in joined:  # the list keeps those identities from being used again
-            joined[key] = list(device_mesh_list), concatenate(device_mesh_list)
-        return joined[key][1]
+        if key not in results:
+            joined.append(list(device_mesh_list))
+            results[key] = concatenate(device_mesh_list)
+        return results[key]
 
     return concatenate_once
 
 
 def _slice_once(getitem: Method) -> Method:
-    """Return a method that gives the same mesh for the same axes: DTensors compare theirs for each op, and two that are
-    equal rank by rank, 16,384 of them in 15 µs; a mesh is equal to itself at once."""
-    sliced: dict[tuple[int, Any], tuple[DeviceMesh, DeviceMesh]] = {}
+    """Return a method that caches slices of meshes.
+
+    DTensors compare their meshes for each op, which takes 15 µs for two equal meshes of 16,384 ranks, and no time for
+    one and the same mesh.
+    """
+    slices: dict[tuple[int, Any], DeviceMesh] = {}
+    sliced: list[DeviceMesh] = []  # keeps the meshes alive, so that their ids stay unique
 
     def slice_once(self: DeviceMesh, mesh_dim_names: Any) -> DeviceMesh:
         if not isinstance(mesh_dim_names, (str, tuple)):
             return getitem(self, mesh_dim_names)  # type: ignore[no-any-return]
         key = (id(self), mesh_dim_names)
-        if key not in sliced:
-            sliced[key] = (self, getitem(self, mesh_dim_names))  # the mesh keeps its identity from being used again
-        return sliced[key][1]
+        if key not in slices:
+            sliced.append(self)
+            slices[key] = getitem(self, mesh_dim_names)
+        return slices[key]
 
     return slice_once
 
 
-_REMEMBERED: dict[str, Callable[[Method], Method]] = {"_concatenate": _concatenate_once, "__getitem__": _slice_once}
+_CACHED: dict[str, Callable[[Method], Method]] = {"_concatenate": _concatenate_once, "__getitem__": _slice_once}
 
 
 def _patch(target: TorchName) -> Patch:
     def make(original: Method, _parts: Parts) -> Any:
         method = outside_fake_mode(original)
-        if target.attribute in _REMEMBERED:
-            method = _REMEMBERED[target.attribute](method)
+        if target.attribute in _CACHED:
+            method = _CACHED[target.attribute](method)
         return staticmethod(method) if isinstance(vars(DeviceMesh)[target.attribute], staticmethod) else method
 
     return Patch(target, "it reads the table of ranks, which would be fake", make)
@@ -80,7 +86,7 @@ PATCHES: tuple[Entry, ...] = (
     Change("the copy of a mesh", "its table of ranks would be fake", _copy_outside),
     Patch(
         MESH_RANKS,
-        "it makes the table of ranks, which would be fake",
+        "it creates the table of ranks, which would be fake",
         lambda original, _parts: property(outside_fake_mode(original.fget), doc=original.__doc__),
     ),
 )

@@ -1,8 +1,8 @@
-"""Loops that a value of a tensor ends: on fake tensors, which have none, such a loop would run for ever.
+"""`Reads`: ends loops that depend on the value of a tensor, which on fake tensors would run forever.
 
-``while mask.any():`` reads the same invented answer each time. `Reads` counts the reads on each line of the program;
-where a line decides whether a loop goes on, every so many answers are to be the other one, or the program ends with
-an error that names the line.
+``while mask.any():`` reads the same invented answer each time. `Reads` counts the reads on each line of the program. If
+a line decides whether a loop continues, every 1,000th answer is the other one; if the line reads numbers, an error
+names it after 10,000 reads.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from types import FrameType
 from dsexplore._internal.errors import UsageError
 
 OTHER_ANSWER = 1_000
-"""Reads of a truth value, or of a size, on a line that decides a loop, of which the last gets the other answer."""
+"""On a line that decides a loop, every so many reads of a truth value or of a size get the other answer."""
 NUMBERS = 10_000
-"""Reads of a number on a line that decides a loop, after which the program ends: no number is the other answer."""
+"""Reads of a number on a line that decides a loop, after which the program ends: a number has no other answer."""
 MOST = 1_000_000
-"""Reads on any line after which the program ends: a minute of nothing else."""
+"""Reads on any line after which the program ends; they take about a minute."""
 ENDED = (
-    f"a loop read values of fake tensors, which have none, {OTHER_ANSWER:,} times: each {OTHER_ANSWER:,}th answer on "
-    "its line is the other one, so that the loop ends"
+    f"a loop read values of fake tensors, which have no values, {OTHER_ANSWER:,} times: each {OTHER_ANSWER:,}th answer "
+    "on its line is the other one, so that the loop ends"
 )
 
 
@@ -38,10 +38,10 @@ class Reads:
         """Count a read.
 
         Args:
-            line: the line of the program that reads, ``"train.py:31"``.
+            line: line of the program that reads, ``"train.py:31"``.
 
         Raises:
-            UsageError: the line has read so often that its loop will not end.
+            UsageError: the line has been read from `MOST` times.
         """
         self._counts[line] += 1
         if self._counts[line] >= MOST:
@@ -51,12 +51,12 @@ class Reads:
         """Return True if the last counted read should get another answer than earlier ones.
 
         Args:
-            line: the line of the program that reads.
-            frames: the program's frames that are running, the innermost first.
+            line: line of the program that reads.
+            frames: running frames of the program, the innermost first.
             is_number: whether a number is read, which has no other answer.
 
         Raises:
-            UsageError: a loop that the number decides has read it so often that it will not end.
+            UsageError: the line decides a loop, and has read a number `NUMBERS` times.
         """
         if self._counts[line] % (NUMBERS if is_number else OTHER_ANSWER) or not self._decide_a_loop(frames):
             return False
@@ -66,8 +66,8 @@ class Reads:
 
     def _endless(self, line: str) -> UsageError:
         return UsageError(
-            f"{line} has read values of fake tensors, which have none, {self._counts[line]:,} times, so its loop seems "
-            f"never to end: give a value that ends it (--value {line}=0, or values={{{line!r}: 0}}), or bound the loop"
+            f"{line} has read values of fake tensors, which have no values, {self._counts[line]:,} times, so its loop "
+            f"may never end: give a value that ends it (--value {line}=0, or values={{{line!r}: 0}}), or bound the loop"
         )
 
     def _decide_a_loop(self, frames: Iterator[FrameType]) -> bool:
@@ -76,39 +76,41 @@ class Reads:
             file = frame.f_code.co_filename
             if file not in self._deciding:
                 self._deciding[file] = _deciding_lines(file)
-            asked, assigned = self._deciding[file]
-            if frame.f_lineno in asked or (depth == 0 and frame.f_lineno in assigned):
+            conditions, assignments = self._deciding[file]
+            if frame.f_lineno in conditions or (depth == 0 and frame.f_lineno in assignments):
                 return True
         return False
 
 
 def _deciding_lines(file: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Return two sets of lines of a file: conditions that end ``while`` loops, and assignments to names in them.
+    """Return the lines of a file that decide when its ``while`` loops end.
 
-    Conditions are those of the loop and of a ``break`` out of it; assignments count inside such a loop only.
+    Returns:
+        Lines of conditions, of the loop itself or of a ``break`` out of it; and lines inside the loop that assign to a
+        name in such a condition.
     """
     linecache.checkcache(file)
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a cell with magics: its lines are not known
+    except SyntaxError:  # a cell with magics
         return frozenset(), frozenset()
-    asked: set[int] = set()
-    assigned: set[int] = set()
+    conditions: set[int] = set()
+    assignments: set[int] = set()
     for loop in ast.walk(tree):
         if not isinstance(loop, ast.While):
             continue
         tests = [loop.test, *_tests_of_breaks(loop.body)]
         names = _names(*tests)
         for test in tests:
-            asked |= _lines(test)
+            conditions |= _lines(test)
         for node in ast.walk(loop):
             if isinstance(node, ast.Assign) and names & _names(*node.targets):
-                assigned |= _lines(node)
-    return frozenset(asked), frozenset(assigned)
+                assignments |= _lines(node)
+    return frozenset(conditions), frozenset(assignments)
 
 
 def _tests_of_breaks(body: list[ast.stmt]) -> Iterator[ast.expr]:
-    """Yield the conditions under which these statements of a loop break out of it, and not out of an inner one."""
+    """Yield the conditions under which the statements of a loop's body break out of this loop."""
     for statement in body:
         if isinstance(statement, ast.If):
             branches = [*statement.body, *statement.orelse]

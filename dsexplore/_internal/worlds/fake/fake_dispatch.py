@@ -1,9 +1,9 @@
-"""`SimulationMode`: torch's mode of fake tensors, as a simulated world needs it.
+"""`SimulationMode`: torch's fake tensor mode, extended for simulated worlds.
 
-* It invents values that a program reads and sizes that depend on values, and tracks known values of results.
+* It invents values that a program reads, and sizes that depend on values, and tracks known values of results.
 * Integer tensors that C++ reads have memory, and ops on them run.
-* Custom ops that communicate run their implementation, so that the collectives inside are seen.
-* It has results where torch's mode has none: grouped products of all dtypes, and ops that call functions.
+* Custom ops that communicate run their implementation, so that the collectives inside are recorded.
+* It supports ops that torch's mode does not: grouped products of all dtypes, and ops that call functions.
 
 Results of all other ops are those of `FakeTensorMode`. Its cached results are reused for later calls, also in other
 worlds and in processes that play other ranks (`shared_entries`). Ops that torch does not cache, those of c10d, FSDP2
@@ -51,12 +51,12 @@ _FRAMES = 4
 """Number of Python frames from `SimulationMode.__torch_dispatch__` to the call of a collective's op."""
 
 _kept: dict[Key, Any] = {}
-"""{key of a call: torch's cached result of an op}, for this process; None where torch caches nothing."""
+"""{key of a call: torch's cached result of the op}, for this process; None for a call that torch does not cache."""
 _entered: SimulationMode | None = None
 
 
 def entered() -> SimulationMode | None:
-    """Return the mode of the open world, even while torch has left it temporarily; None if no world is open."""
+    """Return the mode of the open world, even while torch has left it temporarily; None without such a world."""
     return _entered
 
 
@@ -78,11 +78,15 @@ def fake_mode(inventor: Inventor | None = None) -> Iterator[SimulationMode]:
 
 
 def known_results() -> list[tuple[str, Key, Any]]:
-    """Return the cached results of ops, for `learn_results` in another process."""
+    """Return the cached results of ops, for `learn_results` in another process.
+
+    Returns:
+        Name of the op, the rest of the key, and the result, for each call.
+    """
     return [
         (str(op), tuple(rest), kept)
         for (op, *rest), kept in _kept.items()
-        if kept is not None and str(op).startswith("aten.")  # the others may not be loaded there
+        if kept is not None and str(op).startswith("aten.")  # other ops may not be loaded there
     ]
 
 
@@ -96,8 +100,10 @@ class SimulationMode(ShortKeyMode):
     """A `FakeTensorMode` for programs of plain fake tensors and DTensors.
 
     Attributes:
-        inventor: invents the values that a program reads.
+        inventor: inventor of the values that a program reads.
         integers: integer tensors with memory.
+        first_use: called with the first tensor that is created on ``cuda``, for which torch has no hook in this mode;
+            None for no call.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -105,14 +111,13 @@ class SimulationMode(ShortKeyMode):
         self.inventor = Inventor()
         self.integers = RealIntegers()
         self.first_use: FirstUse | None = None
-        """Called with the first tensor that is created on ``cuda``; torch has no hook for it in this mode."""
         self._silent: set[Key] = set()
         """Keys of calls that return nothing and change no shape."""
 
     def dispatch(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call an op on fake tensors; return NotImplemented for DTensors and async results, which handle it."""
+        """Call an op on fake tensors; return NotImplemented for DTensors and async results, whose classes handle it."""
         if DTensor in types or AsyncCollectiveTensor in types:
             return NotImplemented
         kwargs = kwargs or {}
@@ -190,8 +195,8 @@ class SimulationMode(ShortKeyMode):
         """Return the result of an FSDP2 op; most fill tensors and return nothing."""
         if func.name() == "fsdp::all_gather_copy_in":
             _, gathered, _, length, rank = args
-            place = (gathered, 0, length * rank, length * (rank + 1))
-            return self._result(_aten.slice.Tensor, (FakeTensor,), place, {}), gathered
+            slice_args = (gathered, 0, length * rank, length * (rank + 1))
+            return self._result(_aten.slice.Tensor, (FakeTensor,), slice_args, {}), gathered
         if key in self._silent:
             return None
         result = super().dispatch(func, types, args, kwargs)
@@ -206,12 +211,12 @@ class SimulationMode(ShortKeyMode):
 
 
 def _needs_invention(args: Sequence[Any]) -> bool:
-    """Return True if torch has no value for the tensor that is read; it has those of small constants."""
+    """Return True if the tensor that is read is fake, and not a small constant, whose value torch knows."""
     return isinstance(args[0], FakeTensor) and args[0].constant is None
 
 
 def _tensors(args: Iterable[Any]) -> Iterator[Any]:
-    """Yield the tensors among some arguments and in their lists."""
+    """Yield the tensors among arguments, those in lists included."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
             yield arg
@@ -223,22 +228,22 @@ _NAMES_OF_COLLECTIVES = (
     *("all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv"),
     *("isend", "permute_tensor", "recv", "reduce", "scatter", "send"),
 )
-"""How the names of torch's collectives begin."""
+"""Prefixes of the names of torch's collectives."""
 
 
 @cache
 def communicating_implementation(op: Any) -> Callable[..., Any] | None:
     """Return the Python function of a custom op that calls collectives; None for all other ops.
 
-    What a custom op returns for fake tensors is described by a function that makes the result and sends nothing. So
-    for ops such as those of context parallelism for FlexAttention, the function that implements them runs.
+    torch calls the fake implementation of a custom op, which returns a result and sends nothing. For ops with
+    collectives, such as those of context parallelism for FlexAttention, the real implementation has to run instead.
     """
     function = python_function_of(op)
     return function if isinstance(function, FunctionType) and _communicates(function, set()) else None
 
 
 def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
-    """Return True if a function, or one of its module that it calls, names a collective of torch."""
+    """Return True if a function, or a function of the same module that it calls, calls a collective of torch."""
     if function.__code__ in seen:
         return False
     seen.add(function.__code__)

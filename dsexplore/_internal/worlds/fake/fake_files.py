@@ -1,14 +1,14 @@
 """Copies, pickles and files of fake tensors, which have no values to copy.
 
-Measured on torch 2.13, a fake tensor cannot be copied by ``copy.deepcopy``, which reads its address, and cannot be
-pickled, as it holds its mode; so a ``TransformerEncoder``, an averaged model or a checkpoint ends the program. Here
+In torch 2.13, ``copy.deepcopy`` fails on a fake tensor because it reads its address, and a pickle fails because the
+tensor holds its mode. So a ``TransformerEncoder``, an averaged model or a checkpoint ends the program. Here
 
 * a copy is a clone, with the attributes that the program has set on the tensor;
-* ``torch.save`` writes a sparse file of the same size, with a hole in place of the values, which ``torch.load`` reads
-  as fake tensors; so does ``save_file`` of safetensors;
-* ``torch.from_file`` maps a file of the program's data as a real tensor;
-* ``dcp.async_save`` returns once the checkpoint is written: two threads cannot share one mode of fake tensors;
-* other pickles, such as objects sent to other ranks, hold shape, dtype and device.
+* ``torch.save`` and ``save_file`` of safetensors write a sparse file of the same size, with a hole in place of the
+  values; ``torch.load`` reads it as fake tensors;
+* ``torch.from_file`` maps a file of the program as a real tensor;
+* ``dcp.async_save`` returns when the checkpoint is written: two threads cannot share one fake tensor mode;
+* other pickles, such as objects sent to other ranks, contain shape, dtype and device.
 """
 
 from __future__ import annotations
@@ -42,27 +42,29 @@ from dsexplore._internal.worlds.fake.fake_workarounds import outside_fake_mode
 from dsexplore._internal.worlds.remarks import Remarks
 
 _CHUNK = 1 << 20
-WRITTEN = "a file of fake tensors has their shapes and its size, and no values: it is of use on fake tensors alone"
-PICKLED = "fake tensors were pickled without values, so objects that hold them are smaller than on the target"
+"""Bytes of zeros to write at once."""
+WRITTEN = "a file of fake tensors has their shapes and its full size, but no values: only fake tensors can load it"
+PICKLED = "fake tensors were pickled without values, so objects that contain them are smaller than on the target"
 
 
 def _deepcopy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    """Copy a fake tensor, with its gradient and the attributes that the program has set."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     if not tensor.is_leaf:
         return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call] # torch refuses
-    made: Any = tensor.detach().clone()
-    memo[id(tensor)] = made
-    missing = {name: value for name, value in vars(tensor).items() if name not in vars(made)}
-    vars(made).update(copy.deepcopy(missing, memo))  # the program's own; that it is a parameter is one of them
-    made.requires_grad_(tensor.requires_grad)
+    copied: any = tensor.detach().clone()
+    memo[id(tensor)] = copied
+    missing = {name: value for name, value in vars(tensor).items() if name not in vars(copied)}
+    vars(copied).update(copy.deepcopy(missing, memo))  # the program's, and the mark of a parameter
+    copied.requires_grad_(tensor.requires_grad)
     if tensor.grad is not None:
-        made.grad = copy.deepcopy(tensor.grad, memo)
-    return made
+        copied.grad = copy.deepcopy(tensor.grad, memo)
+    return copied
 
 
 def _stage_tensor(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
-    """Wrap the staging of ``dcp.async_save`` to copy a fake tensor without copying memory."""
+    """Wrap the staging of ``dcp.async_save`` to clone a fake tensor instead of copying memory."""
 
     @wraps(original)
     def offload(stager: Any, /, x: torch.Tensor, memo: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
@@ -79,15 +81,15 @@ def _write_and_wait(original: Callable[..., Future[Any]], _parts: Parts) -> Call
 
     @wraps(original)
     def execute_save(*args: Any, **kwargs: Any) -> Future[Any]:
-        written = original(*args, **kwargs)
-        wait([written])
-        return written
+        future = original(*args, **kwargs)
+        wait([future])
+        return future
 
     return execute_save
 
 
 def _restore_location(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
-    """Wrap the move of storages to put a fake tensor on the CPU if a function of the program chooses the location."""
+    """Wrap ``torch.load``'s location of a storage: fake tensors are on the CPU if ``map_location`` is a function."""
 
     def restore_location(device: Any) -> Any:
         return torch.device("cpu") if checkpoint.is_loading_by_function() else original(device)
@@ -96,6 +98,8 @@ def _restore_location(original: Callable[..., Any], _parts: Parts) -> Callable[.
 
 
 def _reduce(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Replace ``__reduce_ex__`` of a fake tensor, to pickle a description of it outside ``torch.save``."""
+
     def reduce(tensor: FakeTensor, proto: int) -> Any:
         if checkpoint.is_saving_fake_tensors():
             return torch.Tensor.__reduce_ex__(tensor, proto)  # type: ignore[no-untyped-call] # torch types none of it
@@ -115,28 +119,29 @@ def _rebuild(
     requires_grad: bool,
     is_parameter: bool,
 ) -> torch.Tensor:
-    """Return a tensor like the fake one that was pickled; on ``meta`` outside a world of fake tensors."""
+    """Return a tensor like the pickled one; outside a world of fake tensors, it is on ``meta``."""
     mode = entered()
     with mode or nullcontext():
-        made = torch.empty_strided(shape, stride, dtype=dtype, device=device if mode is not None else "meta")
-        return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device if mode is not None else "meta")
+        return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
 def _save_without_values(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``torch.save`` to write holes in place of the values of fake tensors."""
     parameters = signature(original)
 
     def save(*args: Any, **kwargs: Any) -> None:
         mode = active_fake_mode()
         if mode is None and threading.current_thread() is not threading.main_thread():
-            mode = entered()  # modes belong to a thread, and ``dcp.async_save`` writes in another
+            mode = entered()  # a mode belongs to a thread, and ``dcp.async_save`` writes in another one
         if mode is None:
             return original(*args, **kwargs)
         parts[Remarks].say(WRITTEN)
-        given = parameters.bind(*args, **kwargs)
-        if hasattr(given.arguments["f"], "write"):
-            given.arguments["f"] = _WithHoles(given.arguments["f"])
+        bound = parameters.bind(*args, **kwargs)
+        if hasattr(bound.arguments["f"], "write"):
+            bound.arguments["f"] = _WithHoles(bound.arguments["f"])
         with mode, skip_data(materialize_fake_tensors=True):
-            return original(*given.args, **given.kwargs)
+            return original(*bound.args, **bound.kwargs)
 
     return save
 
@@ -150,7 +155,7 @@ class _WithHoles:
 
     def seek(self, size: int, whence: int = os.SEEK_CUR) -> None:
         """Skip `size` bytes forward; write zeros if the stream can only write."""
-        # Wrappers that do not close a file, as those of distributed checkpoints, hold it as ``raw``.
+        # A wrapper that does not close its file, as that of distributed checkpoints, has it as ``raw``.
         for stream in (self._stream, getattr(self._stream, "raw", None)):
             if stream is not None and stream.seekable():
                 stream.seek(size, whence)
@@ -164,14 +169,14 @@ def _set_rng_state(original: Callable[..., None], _parts: Parts) -> Callable[...
 
     def set_rng_state(*args: Any, **kwargs: Any) -> None:
         state = parameters.bind(*args, **kwargs).arguments["new_state"]
-        if not isinstance(state, FakeTensor):  # a state that was loaded has no values, and nothing draws any
+        if not isinstance(state, FakeTensor):  # a fake state has no values, and no op draws any
             original(*args, **kwargs)
 
     return set_rng_state
 
 
 def _read_storage(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
-    """Wrap ``torch.asarray`` to read a storage outside the fake mode, which would take it for numbers."""
+    """Wrap ``torch.asarray`` to read a storage outside the fake mode, which would treat it as numbers."""
 
     def asarray(obj: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):
@@ -183,14 +188,15 @@ def _read_storage(original: Callable[..., torch.Tensor], _parts: Parts) -> Calla
 
 
 def _save_safetensors(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``save_file`` of safetensors to write a hole in place of the values of fake tensors."""
     parameters = signature(original)
 
     def save_file(*args: Any, **kwargs: Any) -> None:
-        given = parameters.bind(*args, **kwargs).arguments
-        tensors = given["tensors"]
+        arguments = parameters.bind(*args, **kwargs).arguments
+        tensors = arguments["tensors"]
         if any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
             parts[Remarks].say(WRITTEN)
-            _write_safetensors(tensors, given["filename"], given.get("metadata"))
+            _write_safetensors(tensors, arguments["filename"], arguments.get("metadata"))
         else:
             original(*args, **kwargs)
 
@@ -200,22 +206,22 @@ def _save_safetensors(original: Callable[..., None], parts: Parts) -> Callable[.
 def _load_safetensors(
     original: Callable[..., dict[str, torch.Tensor]], _parts: Parts
 ) -> Callable[..., dict[str, torch.Tensor]]:
-    """Wrap ``load_file`` to load to the CPU first, as torch's would write to the address of a GPU tensor."""
+    """Wrap ``load_file`` to load to the CPU first, as the original writes to the address of a GPU tensor."""
     parameters = signature(original)
 
     def load_file(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        given = parameters.bind(*args, **kwargs).arguments
-        device = given.get("device", "cpu")
+        arguments = parameters.bind(*args, **kwargs).arguments
+        device = arguments.get("device", "cpu")
         if active_fake_mode() is None:
             return original(*args, **kwargs)
-        loaded = original(**{**given, "device": "cpu"})
+        loaded = original(**{**arguments, "device": "cpu"})
         return {name: tensor.to(device) for name, tensor in loaded.items()}
 
     return load_file
 
 
 def _identify_storage(original: Callable[..., int], _parts: Parts) -> Callable[..., int]:
-    """Wrap a function to identify storages without address by their number, by which tied weights are found."""
+    """Wrap the function by which safetensors finds tied weights, to return a number in place of an address."""
 
     def storage_ptr(tensor: torch.Tensor) -> int:
         return storage_number(tensor.untyped_storage()) if isinstance(tensor, FakeTensor) else original(tensor)
@@ -264,7 +270,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(checkpoint.SAVE, "it reads memory", _save_without_values, when="fake", by_code=True),
     Patch(
         checkpoint.RESTORE_LOCATION,
-        "it hands a function of the program what has no storage",
+        "it calls a function of the program with a fake tensor in place of a storage",
         _restore_location,
         when="fake",
         by_code=True,
@@ -278,8 +284,8 @@ PATCHES: tuple[Entry, ...] = (
         when="fake",
         on_import=True,
     ),
-    Patch(checkpoint.FROM_STORAGE, "the fake mode takes a storage for numbers", _read_storage, when="fake"),
-    Patch(checkpoint.FROM_FILE, "the fake mode makes a tensor without values", _outside_fake_mode, when="fake"),
+    Patch(checkpoint.FROM_STORAGE, "the fake mode treats a storage as numbers", _read_storage, when="fake"),
+    Patch(checkpoint.FROM_FILE, "the fake mode returns a tensor without values", _outside_fake_mode, when="fake"),
     Patch(checkpoint.SAFETENSORS_SAVE, "it reads memory", _save_safetensors, when="fake", by_code=True),
     Patch(checkpoint.SAFETENSORS_LOAD, "it writes to addresses", _load_safetensors, when="fake", by_code=True),
     Patch(

@@ -1,9 +1,9 @@
-"""`ListMode`: ``torch.tensor`` and ``torch.as_tensor`` of lists that hold fake tensors.
+"""`ListMode`: ``torch.tensor`` and ``torch.as_tensor`` for lists that contain fake tensors.
 
-torch copies such tensors from their memory, which fake ones have not. Scripts make such lists of what they counted:
-``torch.tensor([correct, total], device="cuda")``. A function mode reads the tensors first; replaced functions would be
-others than those that torch's compilers know. Where a CPU stands in for a GPU, its mode does so; else this one is
-entered for scripts alone, as a step takes a tenth longer under a function mode.
+torch copies the tensors of a list from memory, which fake tensors do not have. Scripts create such lists from what they
+counted: ``torch.tensor([correct, total], device="cuda")``. A function mode reads the tensors first; the functions
+themselves are not replaced, as torch's compilers know them. Under the CUDA stand-in, its function mode does this. Else
+`ListMode` is entered for scripts only, because a step takes a tenth longer under a function mode.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dsexplore._internal.torch_internals.fake_tensors import without_fake_mode
 
 
 class ListMode(TorchFunctionMode):
-    """A function mode that reads the fake tensors in a list that becomes a tensor."""
+    """A function mode that reads the fake tensors in the lists that ``torch.tensor`` gets."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch, with numbers in place of fake tensors where it makes a tensor of a list."""
+        """Call a function of torch, with numbers in place of fake tensors if it creates a tensor from a list."""
         kwargs = kwargs or {}
         if func is torch.tensor or func is torch.as_tensor:
             args, kwargs = with_numbers(func, args, kwargs)
@@ -35,8 +35,11 @@ def with_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
 
     Args:
         func: ``torch.tensor`` or ``torch.as_tensor``.
-        args: its positional arguments.
-        kwargs: its other arguments; ``dtype`` is added, the one that torch finds for the list, unless it is given.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+
+    Returns:
+        Positional arguments, and keyword arguments with the ``dtype`` that torch infers from the list, unless given.
     """
     if not args or not isinstance(args[0], (list, tuple)) or not _holds_tensors(args[0]):
         return args, kwargs
@@ -53,7 +56,7 @@ def _holds_tensors(data: Sequence[Any]) -> bool:
 
 
 def _read(data: Any) -> Any:
-    """Return lists of real tensors and numbers for lists of fake tensors."""
+    """Return a list with real tensors of one number in place of fake ones, at any depth."""
     if isinstance(data, (list, tuple)):
         return [_read(item) for item in data]
     if not isinstance(data, torch.Tensor):

@@ -1,8 +1,7 @@
-"""Parameters of a class of their own in a world of fake tensors, those without a shape of lazy modules among them.
+"""Fake tensors of subclasses of `nn.Parameter`, and uninitialized ones of lazy modules.
 
-Torch makes a plain fake tensor of ``MyParameter(fake)``, which has none of the class's methods and for which Python
-calls no ``__init__``, and it makes no `nn.UninitializedParameter` at all. Here both are instances of their class and of
-`FakeTensor`.
+torch returns a plain fake tensor for ``MyParameter(fake)``, without the methods of the class and without a call of its
+``__init__``, and it raises for `nn.UninitializedParameter`. Here both are instances of their class and of `FakeTensor`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,16 @@ from dsexplore._internal.torch_internals.tensors import (
 
 
 class _Classes:
-    """The classes of fake tensors that are a class of the program's, too; of one world, as they keep that alive."""
+    """Classes that derive from `FakeTensor` and from a class of the program. Each world has its own, as they keep the
+    program's classes alive."""
 
     def __init__(self) -> None:
         self._of: dict[Any, type] = {}
 
     def give(self, kind: Any, tensor: Any) -> Tensor:
-        """Give a fake tensor that was just made a class of the program's, and return it."""
+        """Change the class of a new fake tensor to a class of the program, and return the tensor."""
         if issubclass(kind, Parameter):
-            mark_as_parameter(tensor)  # for when torch makes it a plain fake tensor, as one that gets its shape
+            mark_as_parameter(tensor)  # it stays one when torch makes it a plain fake tensor, with its shape
         tensor.__class__ = kind if issubclass(kind, FakeTensor) else self._fake_class(kind)
         return tensor  # type: ignore[no-any-return]
 
@@ -57,41 +57,42 @@ def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> staticmetho
 
 def _new_parameter(original: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
     def new_parameter(cls: type, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
-        made = original(cls, data, requires_grad)
-        return made if type(made) is not FakeTensor or cls is Parameter else parts[_Classes].give(cls, made)
+        parameter = original(cls, data, requires_grad)
+        is_plain = type(parameter) is FakeTensor and cls is not Parameter
+        return parts[_Classes].give(cls, parameter) if is_plain else parameter
 
     return new_parameter
 
 
 class _Uninitialized:
-    """The parts of an uninitialized tensor that differ on fake tensors."""
+    """Mixin of uninitialized fake tensors, with what differs from torch's uninitialized tensors."""
 
     cls_to_become: type = FakeTensor
 
     @property
     def shape(self) -> Any:
-        """Raise torch's error in the program; in the fake mode return the shape of an empty tensor."""
+        """Shape of an empty tensor for torch's fake mode; a read by the program raises torch's error."""
         owner: Any = UninitializedTensorMixin
-        if active_fake_mode() is None:  # the mode has called, and left itself
+        if active_fake_mode() is None:  # the mode reads it, and has left itself for that
             owner = Tensor
         return owner.shape.__get__(self)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Do what torch does, on a fake tensor without this class: the ops that convert it read its shape.
+        """Call a function of torch; one that converts the tensor gets it without this class, as it reads the shape.
 
-        Of a buffer torch makes a buffer without a shape, and of a parameter a tensor.
+        As in torch, the result for a buffer is a buffer without a shape; the result for a parameter is a tensor.
         """
         if func in allowed_when_uninitialized and isinstance(args[0], cls):
             with no_torch_function():
                 args = (args[0].detach(), *args[1:])  # type: ignore[attr-defined] # it is a tensor
-        made = super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
-        if type(made) is FakeTensor and not issubclass(cls, Parameter):
-            made.__class__ = cls  # type: ignore[assignment]
-        return made
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
+        if type(result) is FakeTensor and not issubclass(cls, Parameter):
+            result.__class__ = cls  # type: ignore[assignment]
+        return result
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(MAKE_SUBCLASS, "it makes plain fake tensors of a class's", _make_subclass, when="fake"),
-    Patch(NEW_PARAMETER, "it returns plain fake tensors for parameters of a class", _new_parameter, when="fake"),
+    Patch(MAKE_SUBCLASS, "it returns plain fake tensors for subclasses", _make_subclass, when="fake"),
+    Patch(NEW_PARAMETER, "it returns plain fake tensors for subclasses", _new_parameter, when="fake"),
 )

@@ -1,18 +1,18 @@
 """Replacements for functions of torch that fail, misbehave or take too long on fake tensors.
 
-Observed on torch 2.13 under ``FakeTensorMode``:
+Under ``FakeTensorMode`` of torch 2.13,
 
 * ``module.to(dtype)`` raises, because a parameter cannot be swapped while the mode refers to it: here the parameter
   gets the new data and stays the same object, as on real tensors;
-* ``fully_shard`` makes one fake tensor per rank and parameter, minutes at thousands of ranks: here the chunks are made
-  when asked for;
+* ``fully_shard`` creates one fake tensor per rank and parameter, which takes minutes for thousands of ranks: here a
+  chunk is created when it is read;
 * ``nn.init.trunc_normal_`` redraws until all values lie within its bounds, forever: here it draws once;
-* a functional collective is waited for at once, as under torch.compile: here the wait comes with the first use of its
-  result, as on real tensors;
-* ``FullyShardedDataParallel`` asks for the address of a tensor's memory, 0 for all fake ones: here for its size;
-* a fake tensor of a single number carries that number, as ``torch.tensor(0.5)`` does, and keeps it when its data is
-  replaced, as by ``module.bfloat16()``, so that DDP sends the old number: here it is that of the new data;
-* workers of a `DataLoader` have no memory to share: here it reads in the program's own process.
+* a functional collective waits at once, as under torch.compile: here it waits at the first use of its result, as on
+  real tensors;
+* ``FullyShardedDataParallel`` checks the address of a tensor's memory, which is 0: here it checks the size;
+* a fake tensor with one known number, as of ``torch.tensor(0.5)``, keeps the number when its data is replaced, as by
+  ``module.bfloat16()``, and DDP sends the old number: here it gets the new one;
+* workers of a `DataLoader` have no memory to share: here the loader reads in the program's own process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def outside_fake_mode(function: F) -> F:
-    """Return the function, to run outside of a `FakeTensorMode` where one is active."""
+    """Wrap a function to run outside the active `FakeTensorMode`, if there is one."""
 
     @wraps(function)
     def real(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def _wrap_result(original: Callable[..., torch.Tensor], _parts: Parts) -> Callab
 
 
 class _Awaited(torch.autograd.Function):
-    """An op that wraps a fake tensor as torch's own op wraps real ones; torch's rule for fake ones wraps nothing."""
+    """An op that wraps a fake tensor as torch's own op wraps a real one; torch's op does not wrap fake tensors."""
 
     @staticmethod
     def forward(_context: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -95,28 +95,27 @@ def _apply_in_place(original: Callable[..., Any], _parts: Parts) -> Callable[...
 
 
 def _converted(parameter: Any, function: Callable[..., Any]) -> nn.Parameter:
-    """Return the same parameter with new data; or, as torch does it, a new one where it comes from another world
-    (meta)."""
+    """Return the same parameter with new data; or, as torch does, a new one if it cannot take the data (from meta)."""
     with torch.no_grad():
         data = function(parameter)
         grad = None if parameter.grad is None else function(parameter.grad)
-    kept: Any = parameter
+    converted: any = parameter
     if can_take_data(parameter, data):
         parameter.grad = None
         parameter.data = data
         parameter.fake_device = data.fake_device
     else:
-        kept = nn.Parameter(data, parameter.requires_grad)
-    kept.grad = grad
-    return kept  # type: ignore[no-any-return]  # a FakeTensor that is a Parameter
+        converted = nn.Parameter(data, parameter.requires_grad)
+    converted.grad = grad
+    return converted  # type: ignore[no-any-return]  # a FakeTensor that is a Parameter
 
 
 class Chunks(Sequence[torch.Tensor]):
-    """The result of ``torch.chunk``, padded with empty tensors to a number of chunks, each made when asked for."""
+    """The result of ``torch.chunk``, padded with empty tensors to a number of chunks; each is created when read."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._count, self._dim = tensor, num_chunks, dim
-        self._length = -(-tensor.size(dim) // num_chunks)  # of each but the last; 0 where the dim is empty
+        self._length = -(-tensor.size(dim) // num_chunks)  # that of the last may be shorter
 
     def __len__(self) -> int:
         return self._count
@@ -137,32 +136,33 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def _draw_once(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
-    """Wrap ``trunc_normal_`` to draw once: torch's redraws until no value is out of bounds, which never ends."""
+    """Wrap ``trunc_normal_`` to draw fake values once."""
     parameters = signature(original)
 
     def trunc_normal(*args: Any, **kwargs: Any) -> torch.Tensor:
-        given = parameters.bind(*args, **kwargs).arguments
-        tensor: torch.Tensor = given["tensor"]
+        arguments = parameters.bind(*args, **kwargs).arguments
+        tensor: torch.Tensor = arguments["tensor"]
         if not isinstance(local_tensor(tensor) if isinstance(tensor, DTensor) else tensor, FakeTensor):
             return original(*args, **kwargs)
         with torch.no_grad():
-            return tensor.normal_(given["mean"], given["std"], generator=given.get("generator"))
+            return tensor.normal_(arguments["mean"], arguments["std"], generator=arguments.get("generator"))
 
     return trunc_normal
 
 
 def _drop_workers(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``DataLoader.__init__`` to create no workers, with a remark if the program asks for them."""
     parameters = signature(original)
-    alone = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+    no_workers = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
     @wraps(original)
     def init(loader: DataLoader[Any], /, *args: Any, **kwargs: Any) -> None:
-        given = parameters.bind(loader, *args, **kwargs).arguments
-        if given.get("num_workers", 0):
-            parts[Remarks].say("a DataLoader has no workers on fake tensors, and reads in the script's own process")
-            given = {**given, **alone, "multiprocessing_context": None}
-        given.pop("self")
-        original(loader, **given)
+        arguments = parameters.bind(loader, *args, **kwargs).arguments
+        if arguments.get("num_workers", 0):
+            parts[Remarks].say("a DataLoader of fake tensors has no workers: it reads in the script's own process")
+            arguments = {**arguments, **no_workers, "multiprocessing_context": None}
+        arguments.pop("self")
+        original(loader, **arguments)
 
     return init
 
@@ -176,17 +176,17 @@ def _follow_data(data: Any, _parts: Parts) -> property:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(CHUNK, "it makes the chunks of all ranks", lambda _original, _parts: Chunks, on_import=True),
+    Patch(CHUNK, "it creates the chunks of all ranks", lambda _original, _parts: Chunks, on_import=True),
     Patch(APPLY, "it cannot swap fake parameters", _apply_in_place, when="fake"),
     Patch(WRAP_RESULT, "it waits at once for collectives on fake tensors", _wrap_result, when="fake"),
-    Patch(TRUNC_NORMAL, "it draws for ever on fake tensors", _draw_once, when="fake", by_code=True),
+    Patch(TRUNC_NORMAL, "it redraws forever on fake tensors", _draw_once, when="fake", by_code=True),
     Patch(
         HAS_MEMORY,
-        "it asks a fake tensor for its address, which is 0",
+        "it checks the address of a fake tensor, which is 0",
         lambda _original, _parts: lambda tensor: tensor.untyped_storage().size() > 0,
         when="fake",
         by_code=True,
     ),
-    Patch(DATA_LOADER_INIT, "its workers have no memory that they could share", _drop_workers, when="fake"),
-    Patch(FAKE_DATA, "it keeps the constant of the data that was replaced", _follow_data, when="fake"),
+    Patch(DATA_LOADER_INIT, "its workers have no memory to share", _drop_workers, when="fake"),
+    Patch(FAKE_DATA, "it keeps the constant of the replaced data", _follow_data, when="fake"),
 )

@@ -1,9 +1,9 @@
-"""Attention of fake tensors with dropout or a learned mask: fused, as on a GPU.
+"""Fused attention of fake tensors with dropout or a learned mask, as on a GPU.
 
-On a CPU ``F.scaled_dot_product_attention`` with dropout, or with a mask that is learned, multiplies all queries by all
-keys, whose scores then fill the memory. A GPU has fused ops for it, so a simulated one takes them. Mirrors the choice
-in ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: flash attention of half precision without a mask, else
-memory-efficient attention. Fake tensors need no kernel of either, only the shapes that torch knows.
+On a CPU ``F.scaled_dot_product_attention`` with dropout, or with a learned mask, computes the scores of all queries and
+keys, which would count as memory. A GPU has fused ops for these cases, so a simulated GPU uses them. The choice is that
+of ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: flash attention for half precision without a mask, else
+memory-efficient attention. Fake tensors need no kernel, only torch's shape functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dsexplore._internal.worlds.world_settings import WorldSettings
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 _LARGEST_HEAD = 256
-"""Width of the heads that flash attention takes at most."""
+"""Largest width of a head that flash attention supports."""
 
 
 def _attention_of_target(parts: Parts) -> Callable[..., Any]:
@@ -37,7 +37,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Compute what ``F.scaled_dot_product_attention`` does, with a GPU's choice of ops."""
+    """Compute ``F.scaled_dot_product_attention`` with the op that a GPU would choose."""
     is_learned = attn_mask is not None and attn_mask.requires_grad
     if (dropout_p > 0 or is_learned) and query.dim() == 4:
         if _is_for_flash(query, value, attn_mask):
@@ -47,8 +47,8 @@ def _attention(
             with_sums = torch.is_grad_enabled() and query.requires_grad
             options = (bias, with_sums, dropout_p, is_causal)
             return efficient_attention(query, key, value, *options, scale=scale)[0]
-    given = (attn_mask, dropout_p, is_causal)
-    return _ATTENTION.decompose(query, key, value, *given, scale=scale, enable_gqa=enable_gqa)
+    options = (attn_mask, dropout_p, is_causal)
+    return _ATTENTION.decompose(query, key, value, *options, scale=scale, enable_gqa=enable_gqa)
 
 
 def _is_for_flash(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
@@ -68,7 +68,7 @@ PATCHES: tuple[Entry, ...] = (
     Kernel(
         "aten::scaled_dot_product_attention",
         "AutogradCPU",
-        "a CPU computes all scores where there is dropout or a learned mask",
+        "a CPU computes all scores if there is dropout or a learned mask",
         _attention_of_target,
         when="fake",
     ),

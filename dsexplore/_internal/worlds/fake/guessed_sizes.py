@@ -1,7 +1,7 @@
-"""Ops on fake tensors whose results depend on values; sizes that are unknown are assumed to be balanced.
+"""Results of ops on fake tensors that depend on values; unknown values are assumed to be evenly spread.
 
-Elements that are chosen, masks and counts are evenly spread, and a program's trace says that sizes were guessed.
-Lengths that the program gave itself are known.
+These are sizes of ``nonzero``, ``masked_select`` and similar ops, and values that C++ reads. The program's trace says
+that sizes were guessed. Values that the program gave itself are known.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from dsexplore._internal.worlds.fake.value_rules import run_on_values
 _aten = torch.ops.aten
 
 Read = Callable[[Inventor, Sequence[Any], Mapping[str, Any]], Any]
+"""Returns the result of an op, from its arguments."""
 
 
 def _run_or(op: Any, read: Read) -> Read:
     """Return a function that runs the op on known values, and calls `read` otherwise."""
 
     def run_or_read(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        made = run_on_values(op, args, kwargs)
-        return read(inventor, args, kwargs) if made is NotImplemented else _make_fake(args[0], made)
+        result = run_on_values(op, args, kwargs)
+        return read(inventor, args, kwargs) if result is NotImplemented else _make_fake(args[0], result)
 
     return run_or_read
 
 
 def _make_fake(source: torch.Tensor, result: Any) -> Any:
-    """Return fake tensors like the ``source`` with the values of real ones; other results as they are."""
+    """Return fake tensors in place of real ones, with their values, in the mode of ``source``; other results as is."""
     if isinstance(result, tuple):
         return tuple(_make_fake(source, part) for part in result)
     if not isinstance(result, torch.Tensor):
@@ -72,10 +73,10 @@ def _masked_select(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str
 def _unique(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     tensor = args[0]
     count = inventor.size(min(typical(tensor).choices or tensor.numel(), tensor.numel()))
-    places = tensor.new_empty(tensor.shape, dtype=torch.int64)
+    inverse = tensor.new_empty(tensor.shape, dtype=torch.int64)
     counts = tensor.new_empty((count,), dtype=torch.int64)
     set_element(counts, Element(tensor.numel() / max(count, 1)))
-    return tensor.new_empty((count,)), places, counts
+    return tensor.new_empty((count,)), inverse, counts
 
 
 def _repeat_interleave(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -89,24 +90,26 @@ def _repeat_interleave(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[
 def _bincount(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tensor = args[0]
     weights = kwargs.get("weights", args[1] if len(args) > 1 else None)
-    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    size = least or inventor.size(typical(tensor).choices or 1)
+    minlength = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+    size = minlength or inventor.size(typical(tensor).choices or 1)
     counts = tensor.new_empty((size,), dtype=torch.int64 if weights is None else torch.float64)
     set_element(counts, Element(tensor.numel() / max(size, 1)))
     return counts
 
 
 def _ctc_loss(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
-    """Return the losses, and the table that backward uses, T × (2 × longest target + 1) for each sequence."""
+    """Return the losses, and the table for backward: T × (2 × longest target + 1) for each sequence."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
-    batch = log_probs.size(1) if log_probs.dim() == 3 else 1
+    is_batched = log_probs.dim() == 3
+    batch = log_probs.size(1) if is_batched else 1
+    steps = _largest(input_lengths)
+    if steps is None:
+        steps = log_probs.size(0)
     longest = _largest(target_lengths)
     if longest is None:
-        padded = targets.size(-1) if targets.dim() == 2 else None
-        longest = padded if padded is not None else inventor.size(targets.numel() / batch)
-    time = _largest(input_lengths)
-    table = (batch, log_probs.size(0) if time is None else time, 2 * longest + 1)
-    return log_probs.new_empty((batch,) if log_probs.dim() == 3 else ()), log_probs.new_empty(table)
+        longest = targets.size(-1) if targets.dim() == 2 else inventor.size(targets.numel() / batch)
+    losses = log_probs.new_empty((batch,) if is_batched else ())
+    return losses, log_probs.new_empty((batch, steps, 2 * longest + 1))
 
 
 def _largest(lengths: Any) -> int | None:
@@ -125,22 +128,28 @@ def packed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result of ``pack_padded_sequence``: the steps of all sequences, and how many sequences have each step.
 
-    The latter are kept in memory, where torch's recurrent layers read them. Unknown lengths are evenly spread, and the
+    The latter is a tensor with memory, which torch's recurrent layers read. Unknown lengths are evenly spread; the
     first sequence has all steps.
+
+    Args:
+        inventor: invents the total number of steps if the lengths are unknown.
+        integers: tensors with memory, to which the second result is added.
+        sequences: padded sequences, (steps, batch, …).
+        lengths: number of steps of each sequence.
+        batch_first: whether sequences are (batch, steps, …).
     """
     batch, steps = sequences.shape[:2] if batch_first else (sequences.size(1), sequences.size(0))
     exact_lengths = values_of(lengths)
     if exact_lengths is None:
         total = min(max(inventor.size(batch * (steps + 1) / 2), steps + batch - 1), batch * steps)
-        shortest, longer = divmod(total - steps, max(batch - 1, 1))
-        values = [steps, *(shortest + (index < longer) for index in range(batch - 1))]
+        shortest, remainder = divmod(total - steps, max(batch - 1, 1))
+        values = [steps, *(shortest + (index < remainder) for index in range(batch - 1))]
     else:
         with on_real_tensors():
             values = exact_lengths.tolist()
     with on_real_tensors():
-        sizes = torch.tensor([sum(length > step for length in values) for step in range(max(values))])
-    rest = sequences.shape[2:]
-    return sequences.new_empty((sum(values), *rest)), integers.keep(sizes)
+        batch_sizes = torch.tensor([sum(length > step for length in values) for step in range(max(values))])
+    return sequences.new_empty((sum(values), *sequences.shape[2:])), integers.keep(batch_sizes)
 
 
 READS: dict[Any, Read] = {
@@ -158,4 +167,4 @@ READS: dict[Any, Read] = {
         (ctc_loss.Tensor, _ctc_loss),
     )
 }
-"""Ops whose results depend on values, and what they return."""
+"""For each op whose result depends on values, the function that returns its result."""

@@ -1,10 +1,10 @@
-"""Values for fake tensors, which have none: what a program reads when it asks for one.
+"""`Inventor`: the values that a program reads from fake tensors, which have no values.
 
-A training script reads values all the time: it logs ``loss.item()``, skips a step whose gradients are not finite, sends
-as many tokens to an expert as the router chose. Fake tensors know shapes only, so torch ends such a script. Here a read
-returns an invented value, and each read is reported with its line.
+Training scripts often read values: they log ``loss.item()``, skip a step whose gradients are not finite, or send as
+many tokens to an expert as the router chose. Fake tensors have only shapes, so torch raises an error. Here a read
+returns an invented value, and a remark names its line.
 
-What is invented follows from what made the tensor, where `value_rules` knows; ``nonzero``, masks,
+The value follows from the ops that produced the tensor, as far as `value_rules` covers them; ``nonzero``, masks,
 ``bincount`` and ``histc`` give balanced sizes.
 """
 
@@ -29,17 +29,18 @@ from dsexplore._internal.worlds.fake.known_values import (
 )
 from dsexplore._internal.worlds.remarks import Remarks, user_frames
 
-READ = "values of fake tensors were read, which have none: what they returned is invented"
-FILLED = "tensors that were not filled yet were made arrays, whose values are zero where the program writes none"
+READ = "values of fake tensors were read, which have no values: the returned ones are invented"
+FILLED = "empty tensors were converted to arrays, whose values are zero unless the program writes others"
 SIZED = "sizes that depend on the values of fake tensors were guessed, evenly spread"
 
 
 class Inventor:
-    """Invents what is read from fake tensors.
+    """Invents the values that a program reads from fake tensors.
 
     Args:
-        remarks: where reads are reported.
-        values: what reads on certain lines return, ``{"train.py:31": 0.5}``; a size that depends on values, too.
+        remarks: remarks of the world, to which reads are added; None for remarks that nobody shows.
+        values: values, and sizes that depend on values, that reads on given lines return: ``{"train.py:31": 0.5}``.
+            None for no given values.
     """
 
     def __init__(self, remarks: Remarks | None = None, values: Mapping[str, float] | None = None) -> None:
@@ -60,7 +61,7 @@ class Inventor:
         given = self._given(line)
         mean = self._mean(tensor) if given is None else given
         is_bool = tensor.dtype == torch.bool
-        is_other = self._is_other_answer(line, given is not None, not is_bool)
+        is_other = self._is_other_answer(line, is_given=given is not None, is_number=not is_bool)
         if is_bool:
             return (mean >= 0.5) is not is_other
         if tensor.is_complex():
@@ -68,7 +69,7 @@ class Inventor:
         return float(mean) if tensor.is_floating_point() else round(mean)
 
     def _mean(self, tensor: torch.Tensor) -> float:
-        """Return the value of a typical element; integers of one storage are chosen so that their sum is right."""
+        """Return the value of a typical element; integers of one storage are chosen so that their sum is correct."""
         mean = typical(tensor).mean
         is_part = not tensor.dim() and tensor.untyped_storage().nbytes() > tensor.element_size()
         if is_part and math.isfinite(mean) and not tensor.is_floating_point() and tensor.dtype != torch.bool:
@@ -76,7 +77,7 @@ class Inventor:
         return mean
 
     def values(self, tensor: torch.Tensor) -> Any:
-        """Return the (nested) list that ``tensor.tolist()`` returns; this counts as one read."""
+        """Return the result of ``tensor.tolist()``; this counts as one read."""
         exact = values_of(tensor)
         if exact is not None:
             with on_real_tensors():
@@ -86,13 +87,13 @@ class Inventor:
             return value
         *rows, length = tensor.shape
         is_given = self._given(self._remarks.line()) is not None
-        made: list[Any] = [value] * length
+        numbers: list[Any] = [value] * length
         if type(value) is int and not is_given:
             mean = typical(tensor).mean
-            made = [whole_number(mean, place) for place in range(length)]
+            numbers = [whole_number(mean, place) for place in range(length)]
         for count in reversed(rows):
-            made = [copy.deepcopy(made) for _ in range(count)]
-        return made
+            numbers = [copy.deepcopy(numbers) for _ in range(count)]
+        return numbers
 
     def size(self, expected: float) -> int:
         """Return a size that depends on values, given the expected number of elements."""
@@ -100,13 +101,14 @@ class Inventor:
         line = self._remarks.line()
         given = self._given(line)
         size = round(expected if given is None else given)
-        return int(size == 0) if self._is_other_answer(line, given is not None, False) else size
+        is_other = self._is_other_answer(line, is_given=given is not None, is_number=False)
+        return int(size == 0) if is_other else size
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """Return the array that ``tensor.numpy()`` returns: one value, broadcast to all places and read-only.
+        """Return the result of ``tensor.numpy()``: one value for all elements, read-only.
 
-        The array of an unwritten tensor is zeros that the program may fill, as ``file.readinto`` does; its content is
-        the known value of the tensor from then on.
+        For an unwritten tensor it is an array of zeros that the program can fill, for example by ``file.readinto``; its
+        elements are the known values of the tensor from then on.
         """
         if is_unwritten(tensor):
             self._remarks.say(FILLED)
@@ -124,7 +126,13 @@ class Inventor:
         return next((value for ending, value in self._values.items() if line.endswith(ending)), None)
 
     def _is_other_answer(self, line: str, is_given: bool, is_number: bool) -> bool:
-        """Return True if another answer should end the loop that reads on this line; False if the user gave one."""
+        """Count a read on a line, and return True if it gets the other answer, to end a loop.
+
+        Args:
+            line: line of the program that reads.
+            is_given: whether the user gave a value for the line, which is always the answer.
+            is_number: whether a number is read.
+        """
         self._reads.count(line)
         self.reads += 1
         is_other = not is_given and self._reads.is_other_answer(line, user_frames(sys._getframe(1)), is_number)

@@ -1,14 +1,14 @@
-"""Known values of fake tensors: all of them, or a typical element.
+"""Known values of fake tensors: all values, or a typical element.
 
-They are stored with the storage, so that views share them, and a write through one tensor is seen through all others of
-the same memory:
+They are stored with the storage, so views share them, and a write through one tensor changes the others. A storage has
 
-* exact values that the program gave (``torch.tensor``, ``arange``, ``linspace``, ``randperm``), and small results
-  computed from them: ``(arange(8).view(2, 4) == rank).nonzero()`` is the position of a rank;
-* otherwise a typical `Element`: the fill value of ``zeros`` or ``full``, 1.0 if nothing is known. Results of ``topk``,
-  ``argmax`` or ``randint`` are assumed to be uniform, so that comparing them with one of E experts is true for one
-  element in E;
-* whether any op has written to the memory: not to that of ``torch.empty``.
+* exact values, if the program gave them (``torch.tensor``, ``arange``, ``linspace``, ``randperm``), or if they are few
+  and computed from such values: ``(arange(8).view(2, 4) == rank).nonzero()`` is the position of a rank;
+* or a typical `Element`, such as the fill value of ``zeros`` or ``full``. Results of ``topk``, ``argmax`` or
+  ``randint`` are assumed to be uniform, so comparing them with one of E experts is true for one element in E;
+* or the mark that no op has written to it, as after ``torch.empty``.
+
+`values_of` returns the first, `element_of` either of the first two as an `Element`; `typical` has a default for both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTENT = "_dsexplore_content"
 """Attribute of a storage: a storage with its values, an `Element`, or `_UNWRITTEN`."""
 _UNWRITTEN = object()
 LARGEST_KNOWN = 1 << 24
-"""Maximal number of elements for which values are kept: enough for the order of a large data set."""
+"""Maximal number of elements of a tensor whose values are stored: enough for the order of a large data set."""
 LARGEST_COMPUTED = 1 << 16
 """Maximal size of integer tensors whose values are computed: a grid of ranks, or the lengths of a batch."""
 MOST_FLOATS = 1 << 10
@@ -55,19 +55,19 @@ def on_real_tensors() -> Iterator[None]:
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Return True if the values of a tensor are known, or a typical element is."""
+    """Return True if the values or a typical element of a tensor are known."""
     content = _content(tensor)
     return content is not None and content is not _UNWRITTEN
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor as a real tensor that shares their memory; None if they are unknown."""
+    """Return the values of a tensor as a real tensor, which is no copy; None if they are unknown."""
     content = _content(tensor)
     return _view(tensor, content) if isinstance(content, torch.UntypedStorage) else None
 
 
 def element_of(value: Any) -> Element | None:
-    """Return a typical element of a tensor or number; None if nothing is known."""
+    """Return a typical element of a tensor or number, the mean if values are known; None if nothing is known."""
     if not isinstance(value, torch.Tensor):
         return Element(float(value) if isinstance(value, (int, float)) else 1.0)
     content = _content(value)
@@ -84,19 +84,8 @@ def typical(value: Any) -> Element:
     return element_of(value) or Element(1.0)
 
 
-def elements_of(tensor: torch.Tensor) -> tuple[float, ...] | Element | None:
-    """Return the values of a tensor if they are known and few, else its typical element, if there is one."""
-    content = _content(tensor)
-    if content is None or isinstance(content, Element):
-        return content
-    if content is _UNWRITTEN or tensor.numel() > MOST_FLOATS or tensor.is_complex():
-        return element_of(tensor)
-    with on_real_tensors():
-        return tuple(_view(tensor, content).flatten().tolist())
-
-
 def set_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Set the values of a fake tensor; other parts of its storage keep theirs, or become zero if unwritten."""
+    """Set the values of a fake tensor; the rest of its storage keeps its values, or becomes zero if unwritten."""
     storage = _storage(tensor)
     if storage is None:
         return
@@ -121,7 +110,7 @@ def share_values(tensor: torch.Tensor, real: torch.Tensor) -> None:
 
 
 def set_element(tensor: torch.Tensor, element: Element) -> None:
-    """Set the typical element of a fake tensor; for a part of a storage, update that of the whole in proportion."""
+    """Set the typical element of a fake tensor; for a part of a storage, update the storage's in proportion."""
     storage = _storage(tensor)
     if storage is None:
         return
@@ -141,14 +130,14 @@ def set_element(tensor: torch.Tensor, element: Element) -> None:
 
 
 def set_unwritten(tensor: torch.Tensor) -> None:
-    """Mark the memory of a fake tensor as not yet written, as that of ``torch.empty``."""
+    """Mark the memory of a fake tensor as unwritten, as after ``torch.empty``."""
     storage = _storage(tensor)
     if storage is not None:
         setattr(storage, _CONTENT, _UNWRITTEN)
 
 
 def set_written(tensors: Iterable[Any]) -> None:
-    """Mark tensors as possibly written by an op; other knowledge of them is kept."""
+    """Remove the mark of unwritten memory from tensors; known values stay."""
     for tensor in tensors:
         if is_unwritten(tensor):
             forget(tensor)
@@ -160,7 +149,7 @@ def is_unwritten(tensor: Any) -> bool:
 
 
 def forget(tensor: Any) -> None:
-    """Drop the known values of a fake tensor's memory, as they have changed."""
+    """Remove the known values of a fake tensor's storage, as they have changed."""
     storage = _storage(tensor)
     if storage is not None and hasattr(storage, _CONTENT):
         delattr(storage, _CONTENT)
@@ -168,18 +157,20 @@ def forget(tensor: Any) -> None:
 
 def mixed(share: float, mean: float, other: float) -> float:
     """Return the weighted mean of two means, which may be infinite; `share` is the weight of the first."""
-    if share in (0.0, 1.0):
-        return mean if share else other
+    if share == 0:
+        return other
+    if share == 1:
+        return mean
     return other + (mean - other) * share if math.isfinite(other) else other
 
 
 def whole_number(mean: float, place: int) -> int:
-    """Return the integer at a position of a row with this mean; every prefix sum is exact up to rounding."""
+    """Return the integer at a position of a row of integers with this mean; prefix sums are exact up to rounding."""
     return math.floor(mean * (place + 1) + 1e-9) - math.floor(mean * place + 1e-9)
 
 
 def _storage(tensor: Any) -> torch.UntypedStorage | None:
-    """Return the storage of a fake tensor; None for others, and for tensors without storage, such as sparse ones."""
+    """Return the storage of a fake tensor; None for other values, and for a sparse fake tensor, which has none."""
     try:
         return tensor.untyped_storage() if isinstance(tensor, FakeTensor) else None
     except NotImplementedError:
@@ -187,7 +178,7 @@ def _storage(tensor: Any) -> torch.UntypedStorage | None:
 
 
 def _content(tensor: Any) -> Any:
-    """Return `_CONTENT` of a fake tensor's storage, if the size still matches; for a real tensor, its storage."""
+    """Return `_CONTENT` of a fake tensor's storage, unless the storage was resized; for a real tensor, its storage."""
     if type(tensor) is torch.Tensor:
         return None if tensor.is_meta or tensor.numel() > LARGEST_KNOWN else tensor.untyped_storage()
     storage = _storage(tensor)

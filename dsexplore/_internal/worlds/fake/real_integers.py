@@ -1,14 +1,14 @@
-"""Tensors that have memory although a mode of fake tensors is active: integers that C++ reads or writes in memory.
+"""`RealIntegers`: integer tensors with memory in a fake tensor mode, for code in C++ that reads or writes memory.
 
-`DistributedDataParallel` hands its parameters to a reducer in C++, which does to tensors what ops do, so that fake
-tensors serve; but for three small tensors of integers, whose elements it writes and reads in memory:
+The reducer of `DistributedDataParallel` calls ops on the parameters, for which fake tensors suffice. But it reads and
+writes the memory of three small integer tensors:
 
-* the shapes of all parameters, which rank 0 broadcasts when the module is made;
+* the shapes of all parameters, which rank 0 broadcasts when the module is created;
 * the order of the parameters in buckets, which rank 0 broadcasts before the second step;
 * which parameters were used, all-reduced in each step with ``find_unused_parameters`` or ``static_graph``.
 
-So the factories that make them give real tensors, and ops on these run as they are. Packed sequences need the same:
-recurrent layers read in memory how many sequences have each step, and ``pad_packed_sequence`` writes lengths.
+So the factories that create them return real tensors, and ops on these run. Packed sequences need the same: recurrent
+layers read from memory how many sequences have each step, and ``pad_packed_sequence`` writes lengths.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class RealIntegers:
 
     def __init__(self) -> None:
         self._storages: WeakSet[torch.UntypedStorage] = WeakSet()
-        self._makes = False
+        self._is_creating = False
 
     @contextmanager
-    def made(self) -> Iterator[None]:
-        """Give memory to the integers that ``empty`` and ``zeros`` make in the block."""
-        before, self._makes = self._makes, True
+    def created(self) -> Iterator[None]:
+        """Give memory to the integer tensors that ``empty`` and ``zeros`` create in the block."""
+        before, self._is_creating = self._is_creating, True
         try:
             yield
         finally:
-            self._makes = before
+            self._is_creating = before
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call an op without fake tensors among its arguments, if it makes such integers or takes them.
+        """Call an op without fake tensors among its arguments if it creates such integers, or its first tensor is one.
 
         Returns:
-            What the op returns; ``NotImplemented`` where it is for the mode of fake tensors.
+            The op's result; ``NotImplemented`` for all other ops.
         """
-        if self._makes and func in _FACTORIES and kwargs.get("dtype") in _INTEGERS:
+        if self._is_creating and func in _FACTORIES and kwargs.get("dtype") in _INTEGERS:
             return self.keep(func(*args, **kwargs))
         if not self._storages or not args:
             return NotImplemented
@@ -64,19 +64,21 @@ class RealIntegers:
         return self.keep(func(*args, **kwargs))
 
     def keep(self, result: Any) -> Any:
-        """Count a result, if it is a tensor, among these integers, and return it."""
+        """Add a tensor, if the result is one, to the tensors with memory; return the result."""
         if isinstance(result, torch.Tensor):
             self._storages.add(result.untyped_storage())
         return result
 
 
 def _give_memory(function: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Wrap a function to give memory to the integer tensors that it creates."""
+
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         integers = getattr(active_fake_mode(), "integers", None)
         if integers is None:
             return function(*args, **kwargs)
-        with integers.made():
+        with integers.created():
             return function(*args, **kwargs)
 
     return called

@@ -1,9 +1,9 @@
 """Cached results of ops on fake tensors, shared between the processes that play the ranks of one world.
 
-In each process torch computes once what an op returns for given shapes, which takes a millisecond or more. A training
+In each process torch computes the result of an op once for given shapes, which takes a millisecond or more. A training
 step has hundreds of such calls, and most of them are the same on all ranks. So the first ranks save their cached
-results to files, and later ones start with them. Later ranks are forked from one process, which reads the files for all
-of them (`read`).
+results to files, and later ranks load them. Later ranks are forked from one process, which reads the files for all of
+them (`read`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
     """Load the results that earlier ranks saved in a folder; if there are none, save this rank's when the block ends.
 
     Args:
-        folder: shared by the ranks of this world; empty if no others are played.
-        rank: the rank that this process plays.
+        folder: folder that the ranks of this world share; empty if no other ranks are played.
+        rank: rank that this process plays.
     """
     if entered() is None or not folder:
         yield
@@ -48,11 +48,11 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
         learn_results(results)
     yield
     if not entries:
-        _leave(Path(folder, _FILES.replace("*", str(rank))))
+        _save(Path(folder, _FILES.replace("*", str(rank))))
 
 
-def _leave(file: Path) -> None:
-    """Write the cached results; nothing if any of them cannot be pickled."""
+def _save(file: Path) -> None:
+    """Write the cached results to a file; write none if one of them cannot be pickled."""
     try:
         content = pickle.dumps(known_results())
     except (pickle.PicklingError, TypeError, AttributeError):

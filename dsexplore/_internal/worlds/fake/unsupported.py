@@ -1,4 +1,4 @@
-"""Parts of torch that do not work on fake tensors: each raises one error that names it and a remedy."""
+"""Errors for parts of torch that do not work on fake tensors; each names the part and a remedy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 from dsexplore._internal.torch_internals.tensors import NESTED_TENSORS
 
 _NESTED = "pad the sequences to one length for this run"
-_TRACED = "leave it out for this run, as the module itself sends the same"
+_TRACED = "skip it in this run, as the module itself sends the same"
 _UNALLOCATED = "its data is not allocated yet"
-"""Part of torch's error message if C++ reads the memory of a fake tensor."""
+"""Part of torch's error message when C++ reads the memory of a fake tensor."""
 _WITHOUT_SHAPES = "fake impl"
 """Part of torch's error message for an op without a fake implementation."""
 _SMALLER = "run a smaller model without --fake (fake=False)"
@@ -31,7 +31,7 @@ def _refuse(name: str, remedy: str) -> Callable[[Any, Parts], Callable[..., NoRe
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Add a remedy to torch's errors about the missing values and memory of fake tensors, unless they have one."""
+    """Add a note with a remedy to torch's errors about missing values or memory of fake tensors."""
     try:
         yield
     except Exception as error:
@@ -42,29 +42,30 @@ def explained() -> Iterator[None]:
 
 
 def _remedy_for(error: Exception) -> str:
+    """Return a sentence with the cause and the remedy of an error; empty if fake tensors are not its cause."""
     if isinstance(error, VALUES_NEEDED):
         op: Any = getattr(error, "func", error)
         return f"{op} needs the values of its tensors, and fake tensors have none: {_SMALLER}"
     if _UNALLOCATED in str(error):
         return (
-            "torch reads the memory of tensors there, and fake tensors have none: in place of torch.tensor([a, b]) of "
-            f"tensors write torch.stack([a, b]) or a.item(), else {_SMALLER}"
+            "torch reads the memory of tensors there, and fake tensors have none: instead of torch.tensor([a, b]) with "
+            f"tensors write torch.stack([a, b]) or a.item(), or {_SMALLER}"
         )
     if _WITHOUT_SHAPES in str(error):
         return (
-            "fake tensors need the shape of what this op returns: give it a function for that with "
+            "fake tensors need the shape of this op's result: register a function that returns it with "
             f"torch.library.register_fake, or {_SMALLER}"
         )
     return ""
 
 
 def _refusals(targets: Iterable[TorchName], why: str, remedy: str) -> Iterator[Patch]:
-    """Yield patches with which parts of torch raise an error.
+    """Yield patches that make parts of torch raise an error.
 
     Args:
-        targets: the parts.
-        why: they do not work on fake tensors.
-        remedy: what to do instead.
+        targets: names of the parts.
+        why: reason why they do not work on fake tensors.
+        remedy: advice in the error.
     """
     for target in targets:
         yield Patch(target, why, _refuse(target.path.replace(":", "."), remedy), when="fake", by_code=True)

@@ -1,4 +1,4 @@
-"""Reads of fake tensors that do not come by an op: text, lists, arrays, elements of storages, addresses."""
+"""Patches of methods that read fake tensors without an op: text, lists, arrays, elements of storages, addresses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _inherit_tolist(patches: Patches, _parts: Parts) -> None:
 
 
 def _element(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Wrap ``tensor.storage()[0]`` to read a value from its type alone."""
+    """Wrap ``tensor.storage()[0]`` to invent a value, for which only the dtype is known."""
 
     def element(storage: TypedStorage | UntypedStorage, /, *args: Any, **kwargs: Any) -> Any:
         index = args[0] if args else kwargs.get("idx")
@@ -85,10 +85,10 @@ def _element(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _address(_original: Callable[..., int], _parts: Parts) -> Callable[..., int]:
-    """Return a ``data_ptr`` that is unique to each memory, and 0 for an empty one.
+    """Replace ``data_ptr`` by a number that is unique to each memory, and 0 for an empty one.
 
-    torch returns 0 for all fake tensors. Programs that tell parameters apart by address, as accelerate does to find
-    those of an optimizer, would take them all for the same.
+    torch returns 0 for all fake tensors. Programs that tell parameters apart by their address, as accelerate does for
+    an optimizer's, would take all of them for the same one.
     """
 
     def data_ptr(tensor: FakeTensor) -> int:
@@ -100,7 +100,7 @@ def _address(_original: Callable[..., int], _parts: Parts) -> Callable[..., int]
 
 
 def _same_storage(_original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
-    """Return a function that says if two tensors share memory, without their addresses, since torch warns of these."""
+    """Replace FSDP2's check of whether two tensors share memory by one that reads no addresses."""
 
     def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
         first, second = (local_tensor(x) if isinstance(x, DTensor) else x for x in (a, b))
@@ -110,14 +110,14 @@ def _same_storage(_original: Callable[..., bool], _parts: Parts) -> Callable[...
 
 
 def _ctc_loss(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
-    """Return the ``ctc_loss`` that makes tensors of lengths in tuples, which torch's C++ writes to memory."""
+    """Wrap ``ctc_loss`` to convert lengths in tuples to tensors here, since C++ would write them to memory."""
     parameters = signature(original)
 
     def ctc_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-        given = parameters.bind(*args, **kwargs).arguments
+        arguments = parameters.bind(*args, **kwargs).arguments
         for name in ("input_lengths", "target_lengths"):
-            given[name] = torch.as_tensor(given[name], dtype=torch.int64)
-        return original(**given)
+            arguments[name] = torch.as_tensor(arguments[name], dtype=torch.int64)
+        return original(**arguments)
 
     return ctc_loss
 
@@ -134,7 +134,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(CTC_LOSS, "lengths in tuples are written to memory", _ctc_loss, when="fake", by_code=True),
     Patch(
         SAME_STORAGE,
-        "it asks storages for addresses, of which torch warns",
+        "it reads addresses of storages, which torch warns about",
         _same_storage,
         when="fake",
         by_code=True,

@@ -1,7 +1,7 @@
-"""Known values of the result of an op on fake tensors, derived from those of its arguments.
+"""Rules that derive the known values of an op's result from those of its arguments, for fake tensors.
 
-Where all values are known and few, the op is run on them. Else a pointwise op is run on a typical element of each
-argument; ops that reduce, choose, join or communicate have a rule each; what any other op writes to is forgotten. See
+If all values are known and few, the op runs on them. Else a pointwise op runs on a typical element of each argument;
+ops that reduce, choose, join or communicate have a rule each; tensors that any other op writes to become unknown. See
 `known_values`.
 """
 
@@ -30,7 +30,7 @@ from dsexplore._internal.worlds.fake.known_values import (
 
 _aten = torch.ops.aten
 _MOST_CASES = 1 << 12
-"""Combinations of values on which a pointwise op is run."""
+"""Maximal number of combinations of values on which a pointwise op runs."""
 
 
 class OpCall(NamedTuple):
@@ -42,7 +42,7 @@ class OpCall(NamedTuple):
     result: Any
 
     def argument(self, name: str) -> Any:
-        """Return an argument or its default; None if the op has none of this name."""
+        """Return an argument or its default; None if the op has no argument of this name."""
         for place, argument in enumerate(schema_of(self.func).arguments):
             if argument.name == name:
                 return self.args[place] if place < len(self.args) else self.kwargs.get(name, argument.default_value)
@@ -61,8 +61,9 @@ class OpCall(NamedTuple):
 
 
 Rule = Callable[[OpCall], Any]
-"""Returns the known values of a result, a real tensor, an `Element` or None; for several results one each."""
+"""Returns the known values of a result: a real tensor, an `Element` or None; for several results, a sequence."""
 Note = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
+"""Records the result of an op, given the op, its arguments, its keyword arguments and its result."""
 
 
 def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -87,38 +88,41 @@ def _note_of(func: Any) -> Note | None:
     takes_tensors = any("Tensor" in str(argument.type) for _, argument in arguments)
     needs_values = takes_tensors and rule in (None, _pointwise)
     can_run = func in _LARGE or ((takes_tensors or rule is None) and func.namespace == "aten" and not is_random)
-    return partial(_note, rule, written, can_run, needs_values) if rule is not None or written or can_run else None
+    if rule is None and not written and not can_run:
+        return None
+    return partial(_note, rule=rule, written=written, can_run=can_run, needs_values=needs_values)
 
 
 def _note_view(func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """Record a view of a real tensor, a fake tensor with its own storage; views of fake tensors share theirs."""
+    """Record a view of a real tensor, which is a fake tensor with its own storage; other views need no record."""
     if type(args[0]) is torch.Tensor and func is not _aten.lift_fresh.default:
         known_values.share_values(result, args[0])
-    elif type(args[0]) is torch.Tensor and is_known(args[0]):  # torch writes to what it has lifted
+    elif type(args[0]) is torch.Tensor and is_known(args[0]):  # torch writes to a lifted tensor
         known_values.set_values(result, args[0])
 
 
 def _note(
-    rule: Rule | None,
-    written: Sequence[tuple[int, str]],
-    can_run: bool,
-    needs_values: bool,
     func: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     result: Any,
+    *,
+    rule: Rule | None,
+    written: Sequence[tuple[int, str]],
+    can_run: bool,
+    needs_values: bool,
 ) -> None:
-    """Record the results of an op, or drop what was known of the arguments that it wrote to.
+    """Record the results of an op; if they are unknown, forget the values of the arguments that it wrote to.
 
     Args:
-        rule: computes what is known of the results if the op cannot run; None for nothing.
+        func: the op.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        result: result of the call.
+        rule: returns the known values of the results if the op cannot run; None if they are unknown.
         written: positions and names of the arguments that the op writes to.
         can_run: whether the op can run on known values.
-        needs_values: whether results are known only if something is known of an argument.
-        func: the op.
-        args: of the call.
-        kwargs: of the call.
-        result: of the call.
+        needs_values: whether the results are unknown if nothing is known of an argument.
     """
     values: Any = None
     if not needs_values or _any_has_values(args) or getattr(result, "dtype", None) is torch.bool:
@@ -140,7 +144,7 @@ def _note(
 
 
 def _any_has_values(args: Sequence[Any]) -> bool:
-    for arg in args:  # as a loop, since most calls of ops come here
+    for arg in args:  # a plain loop, which is faster: most ops call this function
         if isinstance(arg, torch.Tensor):
             if is_known(arg):
                 return True
@@ -154,18 +158,18 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def run_on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any] = ()) -> Any:
-    """Run an op on the known values of its arguments; NotImplemented if these are unknown or too many.
+    """Run an op on the known values of its arguments; return NotImplemented if these are unknown or too many.
 
     Args:
         func: the op.
-        args: of the call.
-        kwargs: of the call.
-        results: fake tensors that the call returned.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        results: fake tensors that the call returned, whose sizes are checked too.
     """
     most = known_values.LARGEST_KNOWN if func in _LARGE else None
     positional = _values(args, most)
     named = None if positional is None else _values(kwargs.values(), most)
-    if positional is None or named is None or not all(_are_few(made, most) for made in results):
+    if positional is None or named is None or not all(_are_few(result, most) for result in results):
         return NotImplemented
     options = dict(zip(kwargs, named, strict=True))
     if "device" in options:
@@ -173,12 +177,12 @@ def run_on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
     try:
         with on_real_tensors(), torch.no_grad():
             return func(*positional, **options)
-    except RuntimeError:  # not on a CPU
+    except RuntimeError:  # the CPU has no such op
         return NotImplemented
 
 
 def _values(arguments: Iterable[Any], most: int | None) -> list[Any] | None:
-    """Replace tensors by their known values; None if some are unknown or too many."""
+    """Return arguments with the known values of tensors in their place; None if some are unknown or too many."""
     replaced = []
     for argument in arguments:
         value = argument
@@ -201,13 +205,13 @@ def _are_few(tensor: Any, most: int | None) -> bool:
 
 
 class _Slot(NamedTuple):
-    """The tensor at this place among the different tensors of a call."""
+    """Stands for a tensor among a call's arguments: its index among the different tensors of the call."""
 
-    place: int
+    index: int
 
 
 def _pointwise(call: OpCall) -> Element | None:
-    """Run the op on typical elements."""
+    """Return the mean result of a pointwise op on the known values or typical elements of its arguments."""
     if not isinstance(call.result, torch.Tensor) or any(isinstance(arg, torch.Tensor) for arg in call.kwargs.values()):
         return None
     slots: dict[int, _Slot] = {}
@@ -216,11 +220,20 @@ def _pointwise(call: OpCall) -> Element | None:
         if isinstance(arg, torch.Tensor):
             if id(arg) not in slots:
                 slots[id(arg)] = _Slot(len(slots))
-                elements.append((known_values.elements_of(arg) or (1.0,), arg.dtype is torch.bool))
+                elements.append((_elements_of(arg), arg.dtype is torch.bool))
             args.append(slots[id(arg)])
         else:
             args.append(arg)
     return _run_on_elements(call.func, tuple(args), tuple(call.kwargs.items()), tuple(elements))
+
+
+def _elements_of(tensor: torch.Tensor) -> tuple[float, ...] | Element:
+    """Return the values of a tensor if they are known and few, else its typical element."""
+    values = values_of(tensor)
+    if values is None or not 0 < values.numel() <= known_values.MOST_FLOATS or values.is_complex():
+        return typical(tensor)
+    with on_real_tensors():
+        return tuple(values.flatten().tolist())
 
 
 @lru_cache(1 << 12)
@@ -230,22 +243,20 @@ def _run_on_elements(
     kwargs: tuple[Any, ...],
     elements: tuple[tuple[tuple[float, ...] | Element, bool], ...],
 ) -> Element | None:
-    """Return the mean result of a pointwise op over all values of its arguments, which are taken as independent.
+    """Return the mean result of a pointwise op over all combinations of its arguments' values.
 
     Args:
         func: the op.
         args: its arguments, a `_Slot` for each tensor.
-        kwargs: its other arguments, with their names.
-        elements: for each slot its values or a typical element, and True for booleans.
+        kwargs: its keyword arguments, as pairs of name and value.
+        elements: for each slot, its values or a typical element, and True if it is boolean.
+
+    Returns:
+        The mean; None if the op fails, or the mean is no real number.
     """
     cases: list[tuple[tuple[float, float], ...]] = [()]
     for element, is_bool in elements:
-        if not isinstance(element, Element):
-            row = [(value, 1.0) for value in element]
-        elif is_bool:
-            row = [(value, weight) for value, weight in ((1.0, element.mean), (0.0, 1 - element.mean)) if weight]
-        else:
-            row = [(value, 1.0) for value in range(element.choices) or (element.mean,)]
+        row = _weighted_values(element, is_bool)
         if len(cases) * len(row) > _MOST_CASES:
             row = [row[len(row) // 2]]
         cases = [(*case, pair) for case, pair in product(cases, row)]
@@ -255,16 +266,27 @@ def _run_on_elements(
         for dtype in (torch.float64, torch.int64):
             tensors = [table[:, i, 0].to(torch.bool if is_bool else dtype) for i, (_, is_bool) in enumerate(elements)]
             try:
-                made = func(*(tensors[arg.place] if isinstance(arg, _Slot) else arg for arg in args), **dict(kwargs))
-            except RuntimeError:  # not of this type
+                result = func(*(tensors[arg.index] if isinstance(arg, _Slot) else arg for arg in args), **dict(kwargs))
+            except RuntimeError:  # the op does not support the dtype
                 continue
-            mean = math.nan if made.is_complex() else float((made.double() * weights).sum() / weights.sum())
+            mean = math.nan if result.is_complex() else float((result.double() * weights).sum() / weights.sum())
             return None if math.isnan(mean) else Element(mean)
     return None
 
 
+def _weighted_values(element: tuple[float, ...] | Element, is_bool: bool) -> list[tuple[float, float]]:
+    """Return the possible values of an argument, each with its weight."""
+    if not isinstance(element, Element):
+        return [(value, 1.0) for value in element]
+    if is_bool:
+        return [(value, weight) for value, weight in ((1.0, element.mean), (0.0, 1 - element.mean)) if weight]
+    if element.choices:
+        return [(value, 1.0) for value in range(element.choices)]
+    return [(element.mean, 1.0)]
+
+
 def _compare(call: OpCall) -> Element | None:
-    """Return a typical element of 0.5 where nothing is known: half of the elements are taken to be above a number."""
+    """Return the element of a comparison; if the first tensor is unknown, half of its elements are assumed above."""
     first, second = call.args[:2]
     other = typical(second)
     is_unknown = first is not second and first.numel() > 1 and call.element is None and not other.choices
@@ -282,10 +304,11 @@ def _scatter(call: OpCall) -> Element:
 
 
 def _choose(call: OpCall) -> Sequence[Element | None]:
-    """Return the elements of ``topk``, ``argmax``, ``sort`` and ``multinomial``: values, then indices along a dim."""
+    """Return the elements of ``topk``, ``argmax``, ``sort`` and ``multinomial``: values if any, and indices."""
     dim = call.argument("dim")
     count = call.args[0].size(-1 if dim is None else dim) if call.args[0].dim() else 1
-    return (call.element, Element((count - 1) / 2, count))[-len(_listed(call.result)) :]
+    indices = Element((count - 1) / 2, count)
+    return (indices,) if len(_listed(call.result)) == 1 else (call.element, indices)
 
 
 def _random_integers(call: OpCall) -> Element:
@@ -294,7 +317,7 @@ def _random_integers(call: OpCall) -> Element:
 
 
 def _reduced(mean_of: Callable[[float, OpCall], float]) -> Rule:
-    """Return the rule of a reduction, from a function that maps the argument's mean to the result's mean."""
+    """Return the rule of a reduction, given a function from the argument's mean to the result's mean."""
     return lambda call: None if call.element is None else Element(mean_of(call.element.mean, call))
 
 
@@ -309,7 +332,7 @@ def _join(call: OpCall) -> Element | None:
 
 
 def _gather(call: OpCall) -> None:
-    """Set the results of ``all_gather`` as if other ranks sent what this one does, such as the shapes to pad to."""
+    """Set the results of ``all_gather`` as if the other ranks sent the same, such as shapes to pad to."""
     for gathered, sent in zip(_listed(call.args[0]), _listed(call.args[1]), strict=True):
         values = values_of(sent)
         for output in _listed(gathered):
@@ -322,7 +345,7 @@ def _gather(call: OpCall) -> None:
 
 
 def _exchange(call: OpCall) -> None:
-    """Set the result of ``all_to_all_single`` as if other ranks sent what this one does, such as counts of tokens."""
+    """Set the result of ``all_to_all_single`` as if the other ranks sent the same, such as counts of tokens."""
     element = element_of(call.args[1])
     if element is None:
         forget(call.args[0])
@@ -343,7 +366,7 @@ def _all(rule: Any, *packets: Any) -> dict[Any, Any]:
 _COMPARISONS = (_aten.eq, _aten.ne, _aten.gt, _aten.ge, _aten.lt, _aten.le)
 _RULES: dict[Any, Rule] = {
     **_all(lambda _call: Element(0.0), "zeros", "zeros_like", "new_zeros", "zero_"),
-    # A norm is what nothing is known of is taken for, but by a rule: none of several norms is below 0.
+    # Without a rule for norms, _compare would assume that half of several norms are below 0.
     **_all(lambda _call: Element(1.0), "ones", "ones_like", "new_ones", "linalg_vector_norm"),
     **_all(lambda call: call.element, "scalar_tensor", "clone", private.copy_to, "repeat"),
     **_all(lambda call: call.element, "index", "index_select", "gather"),
@@ -367,11 +390,11 @@ _RULES: dict[Any, Rule] = {
     **_all(_exchange, torch.ops.c10d.alltoall_base_),
 }
 _POINTWISE = frozenset(_overloads("masked_fill", "masked_fill_"))
-"""Pointwise ops that torch does not tag so."""
+"""Pointwise ops that torch does not tag as pointwise."""
 _LARGE = frozenset(
     _overloads("arange", "linspace", "logspace", "randperm", "clone", private.copy_to, "repeat", "lift_fresh_copy")
 )
-"""Ops whose values are kept although they are many."""
+"""Ops whose values are stored up to `LARGEST_KNOWN` elements."""
 _notes: dict[Any, Note | None] = {
     **_all(None, private.read_element, private.unsafe_view),
     **_all(None, private.unscale_gradients, private.update_scale),  # all gradients are finite, so the scale stays
@@ -380,4 +403,4 @@ _notes: dict[Any, Note | None] = {
         *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
     ),
 }
-"""{op: function that records its results}; None for ops that do not change what is known."""
+"""{op: function that records its results}; None for ops that change no known values. Filled as ops are called."""
