@@ -1,4 +1,4 @@
-"""A mesh that the tests of this folder share."""
+"""Mesh that the tests of this folder share."""
 
 from __future__ import annotations
 

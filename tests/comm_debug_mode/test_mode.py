@@ -1,4 +1,4 @@
-"""The drop-in for torch's CommDebugMode gives the answers that torch's class gives where those are right."""
+"""The drop-in for torch's CommDebugMode returns the same results where torch's are right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 class MLP(nn.Module):
-    """Two linear layers: under tensor parallelism, one all-reduce at the end of the forward."""
+    """Two linear layers; tensor parallelism adds one all_reduce at the end of the forward."""
 
     def __init__(self, width: int = 8, *, inplace: bool = False) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_tables_and_json_are_torch_s(mesh: DeviceMesh, tmp_path: Path, level: in
 
 
 def without_empty_sections(table: str) -> list[str]:
-    """torch prints a section whose operations the noise level hides, and views of its own tracker."""
+    """Return a table without the sections that torch prints although the noise level hides their operations."""
     lines = [line for line in table.splitlines() if "aten.detach" not in line]
     return [line for line in lines if not re.search(r"(FORWARD|BACKWARD) PASS", line)]
 

@@ -1,4 +1,4 @@
-"""Where torch's CommDebugMode counts for the wrong module or phase, ours counts for the right one.
+"""Collectives that torch's CommDebugMode counts for a wrong module or phase are counted for the right one.
 
 Modules: ``comm_debug_mode/mode.py``.
 """
@@ -151,7 +151,7 @@ def test_the_bucket_of_ddp_s_reducer_is_named_though_a_dispatch_mode_is_active(m
 
 
 class Checkpointed(nn.Module):
-    """Its MLP is computed again in backward."""
+    """A model whose MLP is recomputed in backward."""
 
     def __init__(self) -> None:
         super().__init__()

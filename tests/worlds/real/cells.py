@@ -1,4 +1,4 @@
-"""Cells for real ranks."""
+"""`cell_of`: a cell for real ranks, from source text."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ optimizer.step()
 
 
 def cell_of(body: str, last: str = "None") -> Cell:
-    """Return a cell that brings no names, and whose value is that of its last expression."""
+    """Return a cell without names of a notebook; its value is that of its last expression."""
     codes = compile(body, "cell", "exec"), compile(last, "cell", "eval")
     return Cell(marshal.dumps(codes), "cell", {"cell": body}, b"", "")

@@ -1,4 +1,4 @@
-"""Which names of a notebook go along with a cell, and when they go again."""
+"""A cell is sent with the notebook's names that it reads, and again when their values have changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cell on a rank: what SIGTERM does to a rank whose report is on its way."""
+"""A rank ignores SIGTERM while its report is being sent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dsexplore._internal.worlds.real.messages import Cell
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[Any]:
-    """Yield the handler of SIGTERM before the cell, which is put back."""
+    """Yield the handler of SIGTERM before the cell, and restore it."""
     before = signal.getsignal(signal.SIGTERM)
     yield before
     signal.signal(signal.SIGTERM, before)
 
 
 def run(source: str, save: Path | str = "") -> Any:
-    """Run one cell in this process; SIGTERM's handler after it."""
+    """Run one cell in this process, and return SIGTERM's handler after it."""
     code = marshal.dumps((compile(source, "cell", "exec"), None))
     report = run_cell(Cell(code, "cell", sources={}, names=b"", save=str(save)), {})
     assert report.ok, report

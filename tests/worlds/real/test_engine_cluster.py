@@ -1,4 +1,4 @@
-"""Cells on the engines of a real ipyparallel cluster, started as a launcher would: ranks by RANK, errors, Ctrl-C."""
+"""Cells run on the engines of a real ipyparallel cluster, started like a launcher's: ranks by RANK, errors, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ START = (
 
 
 def free_port() -> int:
-    """Return a port that nobody is given by the system before the engines open it: those begin at 32768 on Linux."""
+    """Return a port below 32768, where Linux begins to assign ports, so that no program gets it first."""
     for port in random.sample(range(20_000, 30_000), 100):
         try:
             socket.create_server(("127.0.0.1", port)).close()
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 class Site:
-    """What starts the processes of a cluster, each in a session of its own."""
+    """Starts the processes of a cluster, each in its own session."""
 
     def __init__(self) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
@@ -142,7 +142,7 @@ open(begun, 'w').close()
 
 
 def check_errors(cluster: EngineCluster, begun: Path) -> None:
-    """Check that all end where one rank raises once the other is in the middle of the cell."""
+    """Check that all end if one rank raises while the other runs the cell."""
     failed = cluster.run(cell_of(f"begun = {str(begun)!r}\n{FAILING}{SLOW}"), timeout=240)
     assert failed.first_failure == 1
     assert [outcome.error for outcome in failed.outcomes] == ["KeyboardInterrupt", "ValueError: no good"]
@@ -165,7 +165,7 @@ def check_interrupt(cluster: EngineCluster) -> None:
 
 
 def check_a_cell_that_has_not_begun(cluster: EngineCluster, ran: Path) -> None:
-    """Check that all end where one rank raises while the other's engine is still at work for somebody else."""
+    """Check that all end if one rank raises while the other's engine still runs another task."""
 
     def work_on(begun: str) -> None:
         import pathlib
@@ -191,7 +191,7 @@ def check_a_cell_that_has_not_begun(cluster: EngineCluster, ran: Path) -> None:
 
 
 def check_engine_in_a_collective(cluster: EngineCluster) -> None:
-    """The time is up once one rank sleeps and the other waits inside a collective."""
+    """Check a time-out when one rank sleeps and the other waits inside a collective."""
     (pid,) = cluster.run(cell_of("import os", "os.getpid()"), ranks=[0]).values
 
     def hold(ranks: Sequence[EngineRank]) -> None:
@@ -233,7 +233,7 @@ def check_lost_engine(cluster: EngineCluster) -> None:
 
 
 class LatePrint:
-    """An answer of an engine whose output comes after it."""
+    """An answer of an engine whose output arrives later."""
 
     stdout = stderr = ""
 

@@ -1,4 +1,4 @@
-"""Pages of files that a process lets go of are those that it can read again.
+"""A process releases only those pages of files that it can read again.
 
 Modules: ``worlds/real/rank_server.py``.
 """

@@ -1,4 +1,4 @@
-"""Profiler traces and flight-recorder dumps that real gloo ranks write.
+"""Profiler traces and flight-recorder dumps of real gloo ranks are read.
 
 Modules: ``trace/importers/``, ``worlds/real/``.
 """
@@ -33,7 +33,7 @@ profiler.export_chrome_trace(f"{folder}/r{rank}.json")
 
 
 def shift_files(folder: Path, shifts: Mapping[int, int]) -> None:
-    """Put the clock of each rank's file forward by so many nanoseconds."""
+    """Move the clock of each rank's file forward by the given nanoseconds."""
     for rank, shift in shifts.items():
         file = folder / f"r{rank}.json"
         content = json.loads(file.read_text())
@@ -113,7 +113,7 @@ GUILTY = {
 
 @pytest.mark.parametrize("kind", GUILTY)
 def test_dumps_of_ranks_that_hang(tmp_path: Path, kind: str) -> None:
-    """Gloo's flight recorder names no group's ranks and no message; its work that failed is let go too."""
+    """Gloo's flight recorder has no ranks of groups and no messages, and drops work that failed."""
     program, reason = GUILTY[kind]
     culprit = {"leaves": 1, "another op": 2, "the other group first": 1}[kind]
     environment = {"TORCH_FR_BUFFER_SIZE": "200"}

@@ -1,4 +1,4 @@
-"""`RankHandle`: what its parts promise of the files that launcher and rank share."""
+"""Pipes and stack files that a launcher shares with a rank are read completely, without moving offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that ranks are forked from: its messages, its programs, and that it is replaced when it has died."""
+"""The process that ranks are forked from answers requests, preloads modules, and is replaced when it has died."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ranks_begin_with_what_programs_need_already_imported() -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 def test_neither_a_first_cell_nor_a_step_imports_what_the_server_could_have() -> None:
-    """Each rank would import it for itself, in time and memory: numpy's masked arrays alone took 15 MB of each."""
+    """Each rank would import it again: numpy's masked arrays alone took 15 MB of each rank."""
     with closing(RankWorld(2)) as world:
         world.open()
         world.run(cell_of(f"import sys\nbefore = set(sys.modules)\n{SUM}{STEP}")).check()
@@ -70,7 +70,7 @@ sorted(name for thread in Path("/proc/self/task").iterdir() if "polars" in (name
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 def test_ranks_that_run_cells_leave_the_tables_of_what_they_record_to_the_launcher() -> None:
-    """Each would start threads of polars, and load its code, in memory of its own."""
+    """Each rank would start threads of polars, and load its code into its own memory."""
     with closing(RankWorld(2)) as world:
         world.open()
         run = world.run(cell_of(SUM))

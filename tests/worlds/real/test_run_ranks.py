@@ -1,4 +1,4 @@
-"""The launcher of local ranks: what comes back, and that nothing stays behind."""
+"""`run_ranks` returns values, errors and output of local ranks, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_killed_rank_ends_the_run_and_its_peers() -> None:
 def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """While the launcher is busy rank 1 dies, and rank 0 fails because of it and reports that."""
+    """While the launcher is busy, rank 1 dies, and rank 0 fails because of that and reports it."""
     monkeypatch.setattr(rank_handle, "DEATH_SEEN_LATE", 0)
     pids: dict[int, int] = {}
     launcher_is_busy = tmp_path / "launcher_is_busy"
@@ -151,7 +151,7 @@ def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(
 
 @pytest.fixture
 def ends_in_the_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """End the time of a run once each rank has finished, or has printed ``here`` and waits."""
+    """Let a run time out once each rank has finished, or has printed ``here`` and waits."""
     wait_for_all = launcher.wait_for_all
 
     def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, grace: float) -> int | None:
@@ -289,12 +289,12 @@ def test_ranks_get_the_callers_surroundings(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_ranks_collect_garbage() -> None:
-    """Their server imports torch without."""
+    """Their server imports torch with garbage collection disabled."""
     assert run_ranks(gc.isenabled, 2).values == [True, True]
 
 
 def test_the_system_chooses_the_port_at_which_ranks_meet() -> None:
-    """A fixed port would be another program's at times; the system gives none below 1024."""
+    """Another program could use a fixed port; the system chooses none below 1024."""
     assert all(int(port) >= 1024 for port in run_ranks(lambda: os.environ["MASTER_PORT"], 2, backend=None).values)
 
 

@@ -1,4 +1,4 @@
-"""The same program simulated and on real ranks: the same events, groups and bytes.
+"""A program has the same events, groups and bytes on simulated and on real ranks.
 
 Modules: ``worlds/real/``, ``worlds/simulated/``.
 """
@@ -93,7 +93,7 @@ else:
 
 @pytest.fixture
 def world(rank_server: None) -> Iterator[RankWorld]:
-    """Four ranks, which know no mesh of another program."""
+    """Yield four ranks without a mesh of another program."""
     opened = RankWorld(RANKS)
     opened.open()
     yield opened
@@ -101,7 +101,7 @@ def world(rank_server: None) -> Iterator[RankWorld]:
 
 
 def content(trace: Trace) -> dict[str, Any]:
-    """Return what was sent, over which groups, by which modules, and where parameters are: all but names and times."""
+    """Return the events, groups, modules and placements of a trace, without names and times."""
     groups = {row["group"]: (row["axis"], row["mesh"], tuple(row["ranks"])) for row in trace.groups.to_dicts()}
     own = ("start", "end", "waited", "state", "group")
     events = [

@@ -272,7 +272,7 @@ class TestNothingSent:
         monkeypatch.setitem(sys.modules, "accelerate.state", state)
         (note,) = dsexplore.run(write(tmp_path, "1"), world_size=4).info.notes
         assert "it ran as a single process" in note
-        assert ("; accelerate set itself up for 1 process before" in note) == is_stale
+        assert ("; accelerate was set up for 1 process before" in note) == is_stale
 
     def test_not_in_a_world_of_one_nor_in_a_cell_of_a_world_that_stays(self, tmp_path: Path) -> None:
         assert dsexplore.run(write(tmp_path, "1"), world_size=1).info.notes == ()

@@ -1,4 +1,4 @@
-"""The names that a cell reads and assigns, and their values as bytes for the ranks that run it."""
+"""The notebook's names that a cell needs on the ranks that run it, and their pickled values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class UsedNames:
-    """The global names of some code."""
+    """Global names that code reads and assigns."""
 
     read: frozenset[str]
     assigned: frozenset[str]
@@ -34,7 +34,7 @@ def used_names(codes: Iterable[CodeType]) -> UsedNames:
                 name = str(instruction.argval)
                 if instruction.opname in _READS:
                     read.add(name)
-                # What a class body stores by name are its attributes.
+                # Names that a class body stores are its attributes.
                 if instruction.opname in _ASSIGNS and (code is top or instruction.opname.endswith("GLOBAL")):
                     assigned.add(name)
     return UsedNames(frozenset(read), frozenset(assigned))
@@ -59,10 +59,10 @@ def _cloudpickle() -> Any:
 
 
 def pack_names(values: Mapping[str, Any]) -> bytes:
-    """Pickle names with their values, all together, so that objects which they share are shared on the ranks too.
+    """Pickle names and their values together, so that objects that values share are shared on the ranks too.
 
     Raises:
-        UsageError: values that cannot be pickled, each named with the reason.
+        UsageError: some values cannot be pickled; the message names each with the reason.
     """
     if not values:
         return b""
@@ -87,46 +87,51 @@ def _reasons(pickler: Any, values: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass
 class Travel:
-    """Selects the notebook's names that are sent with each cell to the same ranks.
+    """Selects the notebook's names to send to the same ranks with each cell.
 
-    A name that a cell assigned on the ranks belongs to them, and a name that was sent and has not changed is there
-    already; both are sent again once the notebook assigns another value to the name.
+    Names that a cell assigned on the ranks, and names that were sent and have not changed, are not sent until the
+    notebook assigns another value to them.
     """
 
-    _left: dict[str, object] = field(default_factory=dict)
+    _assigned_on_ranks: dict[str, object] = field(default_factory=dict)
     """{name assigned on the ranks: its value in the notebook at that time}."""
     _sent: dict[str, bytes] = field(default_factory=dict)
     """{name: digest of the value sent last}."""
 
     def choose(self, used: UsedNames, notebook: Mapping[str, Any]) -> dict[str, Any]:
-        """Return {name: value} to send: names that the cell reads and the ranks do not have.
+        """Return the names that a cell reads and the ranks do not have, with their values.
 
-        Raises:
-            UsageError: as `pack_names`.
+        Args:
+            used: names that the cell uses.
+            notebook: namespace of the notebook.
         """
         chosen: dict[str, Any] = {}
         for name in sorted(used.read & notebook.keys()):
             value = notebook[name]
-            if name in self._left:
-                if self._left[name] is value:
+            if name in self._assigned_on_ranks:
+                if self._assigned_on_ranks[name] is value:
                     continue
-                del self._left[name]
+                del self._assigned_on_ranks[name]
             if name in used.assigned and not _can_travel(value):
-                continue  # the cell makes its own before it reads it
+                continue  # the cell probably assigns the name before it reads it
             chosen[name] = value
         return chosen
 
     def without_sent(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chosen names with values that have changed since they were sent."""
+        """Return the chosen names whose values have changed since they were sent last.
+
+        Raises:
+            UsageError: a value cannot be pickled.
+        """
         digests = {name: hashlib.sha256(pack_names({name: value})).digest() for name, value in chosen.items()}
-        fresh = {name: value for name, value in chosen.items() if self._sent.get(name) != digests[name]}
-        self._sent.update((name, digests[name]) for name in fresh)
-        return fresh
+        changed = {name: value for name, value in chosen.items() if self._sent.get(name) != digests[name]}
+        self._sent.update((name, digests[name]) for name in changed)
+        return changed
 
     def ran(self, used: UsedNames, notebook: Mapping[str, Any]) -> None:
-        """Record that the cell ran: the ranks own the names that it assigned."""
+        """Record that a cell has run, and that the ranks have the names that it assigned."""
         for name in used.assigned:
-            self._left[name] = notebook.get(name, _MISSING)
+            self._assigned_on_ranks[name] = notebook.get(name, _MISSING)
             self._sent.pop(name, None)
 
 

@@ -1,4 +1,4 @@
-"""The cells of a notebook on one rank: it runs each in one namespace, traced, and reports how it ended."""
+"""`serve_cells` and `run_cell`: cells of a notebook on one rank, all in one namespace, each traced and reported."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from dsexplore._internal.worlds.simulated.closed import translated
 from dsexplore._internal.worlds.world_settings import resolve
 
 MOST_BYTES = 64 << 20
-"""A value of more pickled bytes does not travel back: its ``repr`` does."""
+"""Largest pickled value that is sent back; of a larger one, the ``repr`` is."""
 
 
 def serve_cells(launcher: socket.socket, job: RankJob, prepare: Callable[[RankJob], None]) -> None:
     """Run the cells that the socket brings, until its other end is closed.
 
     Args:
-        launcher: brings `Cell` messages, and takes a `CellReport` for each.
-        job: the rank and its surroundings.
-        prepare: makes this process the rank of that job.
+        launcher: socket that brings `Cell` messages, and takes a `CellReport` for each.
+        job: the rank, and the state of its process.
+        prepare: function that gives this process that state, and opens its process group.
     """
     interrupts = _Interrupts()
     signal.signal(signal.SIGINT, interrupts)
@@ -58,7 +58,7 @@ def serve_cells(launcher: socket.socket, job: RankJob, prepare: Callable[[RankJo
 
 
 class _Interrupts:
-    """The handler of SIGINT, by which the launcher interrupts a cell: at any other time it does nothing."""
+    """Handler of SIGINT, by which the launcher interrupts a cell; between cells it does nothing."""
 
     def __init__(self) -> None:
         self._is_running = False
@@ -79,7 +79,11 @@ class _Interrupts:
 
 
 def _begin(job: RankJob, prepare: Callable[[RankJob], None]) -> tuple[dict[str, Any], CellReport | None]:
-    """Create the namespace of this rank's cells, and report what failed before the first cell, if anything did."""
+    """Set up this rank, and create the namespace of its cells.
+
+    Returns:
+        The namespace, and a report of the error if the set-up failed.
+    """
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     namespace = vars(main)
@@ -96,7 +100,7 @@ def _begin(job: RankJob, prepare: Callable[[RankJob], None]) -> tuple[dict[str, 
 
 
 def _display(*shown: object) -> None:
-    """Print the objects' repr, in place of IPython's ``display``, which ranks lack."""
+    """Print the ``repr`` of objects; replaces IPython's ``display``, which ranks do not have."""
     for value in shown:
         print(repr(value))
 
@@ -104,12 +108,12 @@ def _display(*shown: object) -> None:
 def run_cell(
     cell: Cell, namespace: dict[str, Any], while_it_runs: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> CellReport:
-    """Run one cell, traced, and report its value or its error.
+    """Run and trace one cell, and return the report on its value or its error.
 
     Args:
-        cell: to run.
-        namespace: of its names.
-        while_it_runs: returns a context for the cell's own code.
+        cell: the cell.
+        namespace: namespace in which it runs.
+        while_it_runs: returns a context in which the cell's code runs.
     """
     for file, text in cell.sources.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -133,11 +137,11 @@ def run_cell(
 def _reported_first(handler: Any) -> Iterator[None]:
     """Ignore SIGTERM after the block, until the next cell arrives.
 
-    The launcher ends ranks by SIGTERM. At that time the recording is being sent, and not in a file; and if a rank ended
-    first, collectives would fail in which others still wait. A handler that a cell has set is kept.
+    The launcher ends ranks by SIGTERM. After the block, the recording is being sent and is in no file. If the rank
+    ended now, collectives of ranks that still wait would fail. A handler that a cell has set stays.
 
     Args:
-        handler: of SIGTERM before the recording; if the recording did not replace it, nothing is ignored.
+        handler: handler of SIGTERM before the recording; if the recording did not replace it, nothing is ignored.
     """
     of_recording = signal.getsignal(signal.SIGTERM)
     try:
@@ -148,7 +152,7 @@ def _reported_first(handler: Any) -> Iterator[None]:
 
 
 def _packed(trace: Trace | None) -> bytes:
-    """Pickle the trace, from which the launcher makes the tables; empty for None."""
+    """Pickle a trace; the launcher creates its tables. Empty for None."""
     return b"" if trace is None else pickle.dumps(trace)
 
 
@@ -158,13 +162,18 @@ def _execute(body: CodeType, last: CodeType | None, namespace: dict[str, Any]) -
 
 
 def failure_of(error: BaseException, file: str) -> CellReport:
-    """Build the report of an error: the last line of the cell in its traceback, and the traceback from there on."""
+    """Return the report on an error.
+
+    Args:
+        error: the exception.
+        file: file name of the cell's code. The traceback starts at its first frame; the line is that of its last.
+    """
     at = time.monotonic()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
-    ours = next((number for number, frame in enumerate(frames) if frame.filename == file), 0)
+    first_of_cell = next((index for index, frame in enumerate(frames) if frame.filename == file), 0)
     trace = error.__traceback__
-    for _ in range(ours):
+    for _ in range(first_of_cell):
         trace = trace.tb_next if trace is not None else None
     shown = frames_where(trace, is_not_hidden)
     text = "".join(traceback.format_exception(type(error), error, shown))
@@ -173,9 +182,9 @@ def failure_of(error: BaseException, file: str) -> CellReport:
 
 
 def pack_value(value: Any) -> bytes | None:
-    """Pickle the value, with code that the cell defined; None if it cannot be pickled or is too large."""
+    """Pickle a value, with functions and classes that the cell defined; None if that fails or it is too large."""
     try:
-        import cloudpickle  # the launcher has it, as the names of a cell travel by it
+        import cloudpickle  # the launcher has it, as it pickles the names of a cell
     except ImportError:
         return None
     try:
@@ -190,5 +199,5 @@ def _shown(value: Any) -> str:
         return ""
     try:
         return repr(value)
-    except Exception as fault:
-        return f"<{type(value).__name__}, whose repr raised {type(fault).__name__}: {fault}>"
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raised {type(error).__name__}: {error}>"

@@ -1,8 +1,8 @@
-"""`EngineCluster`: engines of an ipyparallel cluster that the user has started, as ranks that run a notebook's cells.
+"""`EngineCluster`: ranks on the engines of an ipyparallel cluster that the user has started, for a notebook's cells.
 
-A site starts its engines as it starts any job: with Slurm, MPI, or ``torchrun … -m ipyparallel.engine``. Each engine
-is the rank that its launcher made it (``RANK``), whatever number ipyparallel gives it. Engines are the user's own, so
-none is ever killed from here: they are interrupted, and one that waits inside gloo or NCCL is named as busy.
+A site starts its engines like any job: with Slurm, MPI, or ``torchrun … -m ipyparallel.engine``. Each engine has the
+rank of its launcher (``RANK``), not the number that ipyparallel gives it. The engines belong to the user, so they are
+interrupted but never killed; an engine that waits inside gloo or NCCL is reported as busy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
@@ -30,30 +30,37 @@ from dsexplore._internal.worlds.real.rank_world import (
     interruptible,
     merge_cell,
 )
+from dsexplore._internal.worlds.real.run_ranks import Reason
 from dsexplore._internal.worlds.world_settings import resolve
 
 LOOK = 0.02
-"""Seconds between two looks at the engines."""
+"""Seconds between two checks of the engines."""
 DESCRIBE_WAIT = 60.0
-"""Seconds that engines get to answer at all."""
+"""Seconds that engines have for their first answer."""
 ANSWER_WAIT = 2.0
-"""Seconds that engines get to answer which may be gone."""
+"""Seconds that engines have to answer if they may have ended."""
 LOAD_WAIT = 300.0
-"""Seconds that engines get to import torch and dsexplore, once."""
+"""Seconds that engines have to import torch and dsexplore, once."""
 OUTPUT_WAIT = 1.0
-"""Seconds that what an engine has printed gets to come: it has a channel of its own, and may come after the answer."""
+"""Seconds to wait for an engine's output, which has its own channel and may arrive after the answer."""
 INTERRUPT_WAIT = 1.0
-"""Seconds that interrupted engines get to come back."""
-
+"""Seconds that interrupted engines have to leave a cell."""
 
 _CALLED_OFF = "KeyboardInterrupt: the cell had not begun here"
-_Description = tuple[int, int, str, int]
-"""Rank, world size, host and pid."""
 
 
-def _describe() -> _Description:
-    """Return an engine's ``RANK`` and ``WORLD_SIZE`` (−1 if no launcher set them), its host and its pid."""
-    import os  # on the engine, where this module is not imported
+class _Description(NamedTuple):
+    """Answer of an engine to `_describe`."""
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+
+
+def _describe() -> tuple[int, int, str, int]:
+    """Return the fields of an engine's `_Description`; rank and world size are −1 if no launcher set them."""
+    import os  # it runs on the engine, where this module is not imported
     import socket
 
     rank, size = (int(os.environ.get(name, "-1")) for name in ("RANK", "WORLD_SIZE"))
@@ -61,39 +68,46 @@ def _describe() -> _Description:
 
 
 def _load() -> None:
-    import dsexplore._internal.worlds.real.engine_process  # noqa: F401 - on the engine, where it takes seconds
+    import dsexplore._internal.worlds.real.engine_process  # noqa: F401 - it runs on the engine, and takes seconds
 
 
 def _run(data: bytes) -> Any:
-    from dsexplore._internal.worlds.real.engine_process import run_packed  # on the engine
+    from dsexplore._internal.worlds.real.engine_process import run_packed  # it runs on the engine
 
     return run_packed(data)
 
 
 @dataclass
-class _Text:
+class _Output:
+    """Output of an engine, with the attribute that a local rank's `Pipe` has."""
+
     text: str = ""
 
 
 class EngineRank:
-    """One engine, with its rank."""
+    """A rank on an engine.
+
+    Args:
+        rank: number of the rank.
+        engine: ipyparallel's number of the engine.
+    """
 
     def __init__(self, rank: int, engine: int) -> None:
         self.rank, self.engine = rank, engine
-        self.output = _Text()
+        self.output = _Output()
         self.answer: Any = None
         """The ipyparallel result of the running cell."""
 
     def outcome(self) -> tuple[RankOutcome[Any], bytes]:
         """Return the outcome of the cell, and its pickled trace."""
-        from ipyparallel.error import TaskAborted  # an optional package, which every cluster has loaded
+        from ipyparallel.error import TaskAborted  # an optional package, which an open cluster has imported
 
         self.look()
         if not self.answer.ready():
             return RankOutcome(self.rank, "stuck", output=self.output.text), b""
         try:
             report = pickle.loads(self.answer.get(timeout=0))
-        except Exception as error:  # the engine is gone, or could not run anything
+        except Exception as error:  # the engine has ended, or cannot run the cell
             if isinstance(error, TaskAborted):
                 return RankOutcome(self.rank, "error", error=_CALLED_OFF, output=self.output.text), b""
             text = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -101,7 +115,7 @@ class EngineRank:
         assert isinstance(report, CellReport)
         self.answer.wait_for_output(OUTPUT_WAIT)
         self.look()
-        return RankOutcome(
+        outcome = RankOutcome(
             self.rank,
             "ok" if report.ok else "error",
             value=unpacked(report),
@@ -110,24 +124,25 @@ class EngineRank:
             output=self.output.text,
             line=report.line,
             shown=report.shown,
-        ), report.trace
+        )
+        return outcome, report.trace
 
     def look(self) -> None:
-        """Take what the engine has printed."""
+        """Update the output of the engine."""
         self.output.text = f"{self.answer.stdout}{self.answer.stderr}"
 
     @property
     def has_failed(self) -> bool:
-        """True if the cell ended on this rank, and not successfully."""
+        """True if the cell has ended on this rank with an error."""
         return bool(self.answer.ready()) and self.outcome()[0].status != "ok"
 
 
 class EngineCluster:
-    """Engines as ranks; their state lives on between cells.
+    """Ranks on engines, which keep their state between cells.
 
     Args:
         profile: ipyparallel's name of the cluster, or the path of its profile folder.
-        backend: of the process group that engines open which have none.
+        backend: backend of the process group, for engines that have no group yet.
         mesh: axes of the mesh that cells find as ``mesh``, ``"dp=2,tp=2"``; empty for none.
     """
 
@@ -138,9 +153,9 @@ class EngineCluster:
         self._client: Any = None
         self._ranks: list[EngineRank] = []
         self._described: dict[int, _Description] = {}
-        """The answer of each engine that has answered."""
+        """Descriptions of the engines that have answered."""
         self._seen: set[int] = set()
-        """The engines that there were when ranks were last looked for."""
+        """Engines of the cluster when ranks were last assigned."""
 
     def __str__(self) -> str:
         return f"{self.size} engines of {self.profile}"
@@ -151,10 +166,10 @@ class EngineCluster:
         return f"--profile {self.profile}{group_options(self.backend, self.mesh)}"
 
     def open(self) -> None:
-        """Connect, and find out which rank each engine is.
+        """Connect to the cluster, and ask each engine for its rank.
 
         Raises:
-            UsageError: ipyparallel is missing, no such cluster, or its engines are not the ranks of one world.
+            UsageError: ipyparallel is missing, there is no such cluster, or its engines are not the ranks of one world.
         """
         try:
             import ipyparallel
@@ -176,50 +191,52 @@ class EngineCluster:
         self.is_open = True
 
     def _find_ranks(self) -> None:
-        """Find out which engine is which rank; one that is known and no longer answers gives way to a newer one.
+        """Assign an engine to each rank; of several engines of one rank, the newest, if the others have ended.
 
         Raises:
-            UsageError: an engine has no rank, two have the same, or a rank has none.
+            UsageError: an engine has no rank, two engines have the same rank, or a rank has no engine.
         """
         engines = list(self._client.ids)
         if not engines:
             raise UsageError(f"the cluster {self.profile!r} has no engines: start them as docs/cluster.md says")
-        descriptions = {engine: self._described[engine] for engine in engines if engine in self._described}
-        described = {
-            **descriptions,
-            **self._ask([engine for engine in engines if engine not in descriptions], DESCRIBE_WAIT),
-        }
+        known = {engine: self._described[engine] for engine in engines if engine in self._described}
+        described = known | self._ask([engine for engine in engines if engine not in known], DESCRIBE_WAIT)
         if not described:
             raise UsageError(
                 f"none of the {len(engines)} engines of {self.profile!r} answers within {DESCRIBE_WAIT:.0f} s: start "
                 "their job again"
             )
         by_rank: dict[int, list[int]] = {}
-        for engine, (rank, _, host, pid) in sorted(described.items()):
-            if rank < 0:
+        for engine, description in sorted(described.items()):
+            if description.rank < 0:
                 raise UsageError(
-                    f"engine {engine} (process {pid} on {host}) has no RANK: start engines with torchrun, srun or "
-                    "mpirun, as docs/cluster.md says"
+                    f"engine {engine} (process {description.pid} on {description.host}) has no RANK: start engines "
+                    "with torchrun, srun or mpirun, as docs/cluster.md says"
                 )
-            by_rank.setdefault(rank, []).append(engine)
-        self._check_older(by_rank, descriptions)
-        self.size = described[max(described)][1]
+            by_rank.setdefault(description.rank, []).append(engine)
+        self._check_older(by_rank, known)
+        self.size = described[max(described)].world_size
         missing = sorted(set(range(self.size)) - by_rank.keys())
         if missing:
             raise UsageError(f"no engine for {format_ranks(missing)} of {self.size}: start the engines' job again")
         resolve(self.size, self.mesh or None, 0)
         before = {rank.engine: rank for rank in self._ranks}
-        ranks = [before.get(by_rank[rank][-1]) or EngineRank(rank, by_rank[rank][-1]) for rank in range(self.size)]
+        newest = {rank: engines_of_rank[-1] for rank, engines_of_rank in by_rank.items()}
+        ranks = [before.get(newest[rank]) or EngineRank(rank, newest[rank]) for rank in range(self.size)]
         loading = [self._start(rank, _load) for rank in ranks if rank.engine not in before]
         for answer in loading:
             answer.get(timeout=LOAD_WAIT)
         self._ranks, self._described, self._seen = ranks, described, set(engines)
 
     def _check_older(self, by_rank: Mapping[int, Sequence[int]], described: Mapping[int, _Description]) -> None:
-        """Make sure that of several engines of one rank only the newest lives, as controllers learn late of the others.
+        """Check that only the newest engine of each rank runs; the controller notices late that engines have ended.
+
+        Args:
+            by_rank: engines of each rank, the newest last.
+            described: engines that were known before, which may have ended.
 
         Raises:
-            UsageError: an older one answers.
+            UsageError: an older engine still runs.
         """
         older = {engine: engines[-1] for engines in by_rank.values() for engine in engines[:-1]}
         alive = self._ask([engine for engine in older if engine in described], ANSWER_WAIT)
@@ -231,12 +248,11 @@ class EngineCluster:
     def _ask(self, engines: Sequence[int], seconds: float) -> dict[int, _Description]:
         """Return the descriptions of the engines that answer in time.
 
-        Once all ranks of a world have answered, the others get `ANSWER_WAIT` seconds: they are gone, and soon not
-        listed any more.
+        Once all ranks of a world have answered, the others have `ANSWER_WAIT` seconds, as they have probably ended.
         """
         asked = {}
         for engine in engines:
-            with suppress(IndexError):  # it is gone since they were listed
+            with suppress(IndexError):  # it has ended since the list was read
                 asked[engine] = self._client[engine].apply_async(_describe)
         answers: dict[int, _Description] = {}
         until = time.monotonic() + seconds
@@ -245,15 +261,17 @@ class EngineCluster:
             for engine in [engine for engine, answer in asked.items() if answer.ready()]:
                 answer = asked.pop(engine)
                 if answer.successful():
-                    answers[engine] = answer.get(timeout=0)
+                    answers[engine] = _Description(*answer.get(timeout=0))
             if answers and not is_whole:
-                is_whole = len({rank for rank, *_ in answers.values()}) == next(iter(answers.values()))[1]
-                until = min(until, time.monotonic() + ANSWER_WAIT) if is_whole else until
+                ranks = {description.rank for description in answers.values()}
+                is_whole = len(ranks) == next(iter(answers.values())).world_size
+                if is_whole:
+                    until = min(until, time.monotonic() + ANSWER_WAIT)
             time.sleep(LOOK)
         return answers
 
     def close(self) -> None:
-        """Close the connection; the engines continue, with their state."""
+        """Close the connection; the engines keep running, with their state."""
         self.is_open = False
         client, self._client = self._client, None
         if client is not None:
@@ -269,8 +287,14 @@ class EngineCluster:
     ) -> CellRun:
         """Run a cell on the engines, and wait until it has ended on all of them, or has failed on one.
 
+        Args:
+            cell: the cell.
+            ranks: ranks that run it; None for all.
+            timeout: seconds for the cell.
+            on_output: called with the ranks when one has printed something.
+
         Raises:
-            UsageError: an engine is lost, or still busy with an earlier cell.
+            UsageError: an engine has ended, or still runs an earlier cell.
             KeyboardInterrupt: Ctrl-C; the engines were interrupted, and the interrupt's ``run`` is the `CellRun`.
         """
         self._check_engines()
@@ -292,10 +316,10 @@ class EngineCluster:
         return interruptible(lambda: self._wait(chosen, began + timeout, on_output), finish)
 
     def _start(self, rank: EngineRank, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function on an engine, without waiting for it.
+        """Call a function on an engine without waiting for it, and return ipyparallel's result object.
 
         Raises:
-            UsageError: the engine is gone.
+            UsageError: the engine has ended.
         """
         try:
             return self._client[rank.engine].apply_async(function, *args)
@@ -303,10 +327,10 @@ class EngineCluster:
             raise UsageError(f"no engine for rank {rank.rank} of {self.size}: start the engines' job again") from None
 
     def _check_engines(self) -> None:
-        """Connect again where the engines are others than before.
+        """Assign engines to ranks again if the cluster has other engines than before.
 
         Raises:
-            UsageError: a rank has no engine, or is busy.
+            UsageError: a rank has no engine, or still runs an earlier cell.
         """
         if set(self._client.ids) != self._seen:
             self._find_ranks()
@@ -318,6 +342,7 @@ class EngineCluster:
             )
 
     def _wait(self, chosen: Sequence[EngineRank], deadline: float, on_output: OnOutput) -> None:
+        """Wait until the cell has ended on all ranks, until the deadline, or `GRACE` seconds after a failure."""
         while not all(rank.answer.ready() for rank in chosen):
             for rank in chosen:
                 rank.answer.wait(LOOK / len(chosen))
@@ -330,9 +355,9 @@ class EngineCluster:
                 return
 
     def _interrupt(self, running: Sequence[EngineRank]) -> None:
-        """Send Ctrl-C to engines that still run the cell; ipyparallel does not pass it on by itself.
+        """Send SIGINT to engines that still run the cell, as ipyparallel does not forward Ctrl-C.
 
-        An engine that has not begun the cell yet, on which the signal would be lost, is to leave the cell out.
+        An engine that has not begun the cell would miss the signal, so the cell is removed from its queue.
         """
         if not running:
             return
@@ -345,6 +370,14 @@ class EngineCluster:
             running[0].answer.wait(LOOK)
 
     def _collect(self, chosen: Sequence[EngineRank], began: float, first: int | None, *, is_all: bool) -> CellRun:
+        """Return the outcomes and the merged trace of a cell.
+
+        Args:
+            chosen: ranks that ran it.
+            began: time at which it was sent, by the monotonic clock.
+            first: rank that failed first; None if none failed.
+            is_all: whether these are all ranks of the cluster.
+        """
         outcomes, parts = [], []
         for rank in chosen:
             outcome, trace = rank.outcome()
@@ -352,11 +385,15 @@ class EngineCluster:
             if trace:
                 parts.append(pickle.loads(trace).tables)
         tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen])
-        stuck = any(outcome.status == "stuck" for outcome in outcomes)
+        reason: Reason = "done"
+        if first is not None:
+            reason = "failed"
+        elif any(outcome.status == "stuck" for outcome in outcomes):
+            reason = "timeout"
         return CellRun(
-            tuple(outcomes),
-            time.monotonic() - began,
-            "failed" if first is not None else "timeout" if stuck else "done",
-            first,
-            Trace(tables) if tables is not None else None,
+            outcomes=tuple(outcomes),
+            seconds=time.monotonic() - began,
+            reason=reason,
+            first_failure=first,
+            trace=None if tables is None else Trace(tables),
         )

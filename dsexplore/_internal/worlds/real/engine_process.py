@@ -1,4 +1,4 @@
-"""An engine of an ipyparallel cluster as a rank: it joins the process group, and runs cells, traced."""
+"""Cells on an engine of an ipyparallel cluster: the engine joins the process group as a rank, and traces each cell."""
 
 from __future__ import annotations
 
@@ -17,43 +17,44 @@ from dsexplore._internal.worlds.real.messages import Cell
 from dsexplore._internal.worlds.world_settings import resolve
 
 _namespace: dict[str, Any] = {"__name__": "__main__"}
-"""The names of this engine's cells; they live as long as the engine."""
+"""Names of this engine's cells, for the lifetime of the engine."""
 
 
 @dataclass(frozen=True)
 class EngineCell:
-    """A notebook's cell as it is sent to an engine, with what a first cell needs to set the engine up."""
+    """A notebook's cell for an engine, with the settings that the engine needs before its first cell."""
 
     cell: Cell
     backend: str
-    """The backend of the process group, if the engine has none yet."""
+    """Backend of the process group, if the engine has no group yet."""
     mesh: str
     """Axes of the mesh that cells find as ``mesh``; empty for none."""
 
 
 def run_packed(data: bytes) -> bytes:
-    """Run a pickled `EngineCell` here, and return its pickled `CellReport`."""
-    given: EngineCell = pickle.loads(data)
+    """Run a pickled `EngineCell` on this engine, and return its pickled `CellReport`."""
+    engine_cell: EngineCell = pickle.loads(data)
     try:
-        _join(given)
+        _join(engine_cell)
     except BaseException as error:
         return pickle.dumps(failure_of(error, ""))
-    report = run_cell(given.cell, _namespace)
+    report = run_cell(engine_cell.cell, _namespace)
     sys.stdout.flush()
     sys.stderr.flush()
     return pickle.dumps(report)
 
 
-def _join(given: EngineCell) -> None:
-    """Open the process group by the launcher's environment variables, where the engine has none; make the mesh."""
+def _join(engine_cell: EngineCell) -> None:
+    """Open the process group from the launcher's environment variables, and create the mesh, unless they exist."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    backend, mesh = engine_cell.backend, engine_cell.mesh
     if not td.is_initialized():
-        if given.backend == "nccl":
+        if backend == "nccl":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        td.init_process_group(given.backend)
+        td.init_process_group(backend)
     _namespace.update(rank=rank, world_size=size)
-    if given.mesh and _namespace.get("__mesh_axes__") != given.mesh:
-        _, spec = resolve(size, given.mesh, rank)
-        device = "cuda" if given.backend == "nccl" else "cpu"
+    if mesh and _namespace.get("__mesh_axes__") != mesh:
+        _, spec = resolve(size, mesh, rank)
+        device = "cuda" if backend == "nccl" else "cpu"
         _namespace["mesh"] = init_device_mesh(device, spec.shape, mesh_dim_names=spec.axes)
-        _namespace["__mesh_axes__"] = given.mesh
+        _namespace["__mesh_axes__"] = mesh

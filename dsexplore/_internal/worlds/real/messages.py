@@ -1,6 +1,6 @@
-"""Messages over sockets between the launcher of local ranks, the server they are forked from, and the ranks.
+"""Messages between the launcher of local ranks, the server that they are forked from, and the ranks.
 
-Each message is a pickled object, preceded by its length; a message to the server may bring descriptors of open files.
+Each message is a pickled object, preceded by its length; a message to the server may carry descriptors of open files.
 """
 
 from __future__ import annotations
@@ -13,62 +13,69 @@ from dataclasses import dataclass
 from typing import Any
 
 LENGTH = struct.Struct("<Q")
+"""Format of the length before each message."""
 
 
 @dataclass(frozen=True)
 class RankJob:
-    """The program that one rank runs, and its surroundings."""
+    """The program that one rank runs, and the state of its process."""
 
     rank: int
     world_size: int
     program: bytes
-    """A pickled ``(function, arguments)``, or a pickled ``(source text, namespace)``; empty for a rank that runs the
-    cells which its channel brings, one after the other."""
+    """Pickled ``(function, arguments)`` or ``(source text, namespace)``; empty for a rank that runs the cells that its
+    channel brings."""
     backend: str | None
     """Backend of the process group that is ready when the program starts; None for no group."""
     group_timeout: float
-    """Seconds after which a collective of that group gives up."""
+    """Seconds after which a collective of that group fails."""
     environment: dict[str, str]
+    """All environment variables of the process."""
     directory: str
+    """Working directory of the process."""
     path: tuple[str, ...]
+    """``sys.path`` of the process."""
     mesh: str = ""
     """Axes of a mesh that cells find as ``mesh``; empty for none."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Fork one rank; three descriptors come with it: output, channel, stack. Answer: its pid."""
+    """Request to fork a rank, sent with three descriptors: output, channel, stack. The answer is the pid."""
 
     job: RankJob
 
 
 @dataclass(frozen=True)
 class Reap:
-    """Collect the exit code of a rank that has ended. Answer: that code, negative for a signal."""
+    """Request to wait for a rank that ends. The answer is its exit code, negative for a signal."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Preload:
-    """Import modules, and read what simulated ranks left, so that ranks forked from now on have both. Answer: how many
-    threads that has started."""
+    """Request to import modules and read cached results for ranks that are forked later.
+
+    The answer is the number of threads that this has started.
+    """
 
     modules: tuple[str, ...]
     folder: str = ""
-    """The folder in which simulated ranks left what ops returned; empty for none."""
+    """Folder in which simulated ranks saved results of ops on fake tensors; empty for none."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """End of a rank's program, as reported by the rank."""
+    """How a rank's program ended, as the rank reports it."""
 
     ok: bool
     value: Any = None
     error: str = ""
+    """Type and message of the exception, ``"RuntimeError: …"``; empty if there was none."""
     traceback: str = ""
     at: float = 0.0
-    """When, by the monotonic clock that all processes of the machine share."""
+    """Time of the exception, by the monotonic clock that all processes of the machine share."""
 
 
 @dataclass(frozen=True)
@@ -76,42 +83,42 @@ class Cell:
     """One cell for a rank to run."""
 
     code: bytes
-    """``(body, last expression or None)``, two code objects, marshalled."""
+    """Marshalled ``(body, last expression or None)``, two code objects."""
     file: str
-    """The file that the code objects name."""
+    """File name of the code objects."""
     sources: dict[str, str]
-    """{file: source of this cell, or of a cell whose functions it brings}, for tracebacks."""
+    """{file: source}, for tracebacks: of this cell, and of cells that define functions it sends."""
     names: bytes
-    """A pickled mapping of the names that it brings; empty for none."""
+    """Pickled mapping of the notebook's names that the cell needs; empty for none."""
     save: str
-    """The directory where the rank saves its trace if it is ended while the cell runs; empty for none."""
+    """Folder in which the rank saves its trace if it is ended during the cell; empty for none."""
 
 
 @dataclass(frozen=True)
 class CellReport(Report):
-    """End of a cell on one rank; its value is pickled, as the launcher may lack its classes."""
+    """How a cell ended on one rank; its value is pickled, as the launcher may lack the value's class."""
 
     shown: str = ""
     """The ``repr`` of the value; empty for None."""
     line: int | None = None
-    """The line of the cell that raised."""
+    """Line of the cell that raised."""
     seconds: float = 0.0
     """Seconds that the cell ran."""
     trace: bytes = b""
-    """The pickled `Trace` of what it recorded; empty where it recorded nothing."""
+    """Pickled `Trace` of the cell; empty if nothing was recorded."""
 
 
-def unpack_report(answer: bytes | bytearray) -> Report | None:
+def unpack_report(data: bytes | bytearray) -> Report | None:
     """Return the report that a rank has written; None while some of its bytes are missing."""
     size = LENGTH.size
-    if len(answer) < size or len(answer) - size < LENGTH.unpack(answer[:size])[0]:
+    if len(data) < size or len(data) - size < LENGTH.unpack(data[:size])[0]:
         return None
-    report: Report = pickle.loads(bytes(answer[size:]))
+    report: Report = pickle.loads(bytes(data[size:]))
     return report
 
 
 def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
-    """Send one message, with the descriptors of open files."""
+    """Send one message, with descriptors of open files."""
     data = pickle.dumps(message)
     socket.send_fds(sock, [LENGTH.pack(len(data))], list(descriptors))
     sock.sendall(data)
@@ -121,7 +128,7 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     """Receive the next message and the descriptors sent with it.
 
     Raises:
-        EOFError: the other side is gone.
+        EOFError: the other side has closed the socket.
     """
     head, descriptors, _, _ = socket.recv_fds(sock, LENGTH.size, 8)
     while 0 < len(head) < LENGTH.size:

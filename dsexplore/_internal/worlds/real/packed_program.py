@@ -1,4 +1,4 @@
-"""Programs of local ranks as bytes: functions of the user's files and notebooks travel by value, others by name."""
+"""`pack_program`: pickles programs for local ranks, functions of the user by value and those of packages by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from dsexplore._internal.user_code import is_user_module
 
 
 def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespace: Mapping[str, Any] | None) -> bytes:
-    """Pickle the program of a `RankJob`: the user's functions by value, installed packages' by name.
+    """Pickle the program of a `RankJob`.
+
+    Args:
+        program: a function, or source text.
+        args: arguments of the function.
+        namespace: further names for source text; None for none.
 
     Raises:
         UsageError: the program cannot be pickled, or needs cloudpickle, which is not installed.
@@ -28,12 +33,14 @@ def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespa
     except ImportError as error:
         hint = "pip install cloudpickle, or give the program as source text without namespace"
         raise UsageError(f"functions and objects are sent to ranks with cloudpickle: {hint}") from error
-    modules = {sys.modules.get(getattr(value, "__module__", "") or "") for value in map(_inner, (program, *args))}
+    functions = [_inner(value) for value in (program, *args)]
+    modules = {sys.modules.get(function.__module__ or "") for function in functions if function is not None}
     by_value = [module for module in modules if module is not None and is_user_module(module)]
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)
+    extra = dict(namespace or {}) if isinstance(program, str) else tuple(args)
     try:
-        return _pickled((program, dict(namespace or {}) if isinstance(program, str) else tuple(args)))
+        return _pickled((program, extra))
     except Exception as error:
         raise UsageError(f"the program cannot be sent to its ranks: {error}; pass plain data and functions") from error
     finally:
@@ -42,7 +49,7 @@ def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespa
 
 
 def _pickled(value: Any) -> bytes:
-    """Pickle a value with cloudpickle; modules of a class of their own, as ``torch.ops``, travel by name."""
+    """Pickle a value with cloudpickle; a module of a subclass of `ModuleType`, such as ``torch.ops``, by its name."""
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -56,8 +63,8 @@ def _pickled(value: Any) -> bytes:
     return file.getvalue()
 
 
-def _inner(program: Any) -> Any:
-    """Return the function inside of a ``functools.partial``; None for what is not a function."""
+def _inner(program: Any) -> FunctionType | None:
+    """Return the function, or the function inside a ``functools.partial``; None for other objects."""
     if isinstance(program, partial):
         return _inner(program.func)
     return program if isinstance(program, FunctionType) else None

@@ -1,4 +1,4 @@
-"""`RankHandle`: a local rank as its launcher sees it, from its start until its process is gone."""
+"""`RankHandle`: a local rank as seen by its launcher, from its start to the end of its process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from dsexplore._internal.worlds.real.rank_outcome import RankOutcome, Status, ho
 from dsexplore._internal.worlds.real.server_handle import server
 
 STACK_WAIT = 2.0
-"""Seconds in which all hung ranks together have to write their stacks."""
+"""Seconds that all hung ranks together have to write their stacks."""
 EXIT_WAIT = 10.0
-"""Seconds in which a finished rank has to exit by itself."""
+"""Seconds that a finished rank has to exit by itself."""
 DEATH_SEEN_LATE = 0.25
-"""Seconds by which the end of a process may be noticed late: a killed process first closes its sockets, and its peers
-fail."""
+"""Maximal delay in noticing a process's end, seconds: it closes its sockets first, and peers fail."""
 CHUNK = 1 << 16
 CHUNKS_AT_ONCE = 16
 """Chunks that are read from one rank before the other ranks and the deadline are checked."""
@@ -40,15 +39,15 @@ class Pipe:
 
     Args:
         descriptor: file descriptor of that end.
-        keep: number of bytes to keep of the beginning, and of the end; None keeps all.
-        dropped: pattern of whole lines to drop.
+        keep: number of bytes to keep at the beginning, and at the end; None to keep all.
+        dropped: pattern of whole lines to drop; None to drop none.
     """
 
     def __init__(self, descriptor: int, keep: int | None = None, dropped: re.Pattern[bytes] | None = None) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.data = bytearray()
-        """The output that has been read so far, and kept."""
+        """Output that was read and kept."""
         self.at_end = False
         self._keep = keep
         self._dropped = dropped
@@ -56,7 +55,7 @@ class Pipe:
 
     @property
     def text(self) -> str:
-        """Output that has been read; one line says how much of it was dropped."""
+        """Output that was read; one line says how much of it was dropped."""
         if not self._num_dropped or self._keep is None:
             return self.data.decode(errors="replace")
         parts = self.data[: self._keep], self.data[self._keep :]
@@ -64,12 +63,12 @@ class Pipe:
         return gap.join(part.decode(errors="replace") for part in parts)
 
     def clear(self) -> None:
-        """Discard the output that has been read."""
+        """Discard the output that was read."""
         self.data.clear()
         self._num_dropped = 0
 
     def read(self) -> None:
-        """Append to `data` what the rank has written since the last call, `CHUNKS_AT_ONCE` chunks at most."""
+        """Append the rank's new output to `data`, at most `CHUNKS_AT_ONCE` chunks."""
         for _ in range(CHUNKS_AT_ONCE):
             if self.at_end:
                 return
@@ -99,9 +98,9 @@ class RankHandle:
 
     Args:
         rank: number of the rank.
-        job: program that the rank runs.
-        on_line: called with the rank and each line that it prints, if `keep` is None.
-        keep: number of bytes of output to keep, see `Pipe`.
+        job: program of the rank, and the state of its process.
+        on_line: called with the rank and each line that it prints, if `keep` is None; None for no call.
+        keep: number of bytes of output to keep at the beginning, and at the end; None to keep all.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class RankHandle:
         self.report: Report | None = None
         self.was_stopped = False
         self._on_line = on_line
-        self._given = 0  # bytes of the output that have gone to on_line
+        self._num_passed = 0  # bytes of the output that were passed to on_line
         self._stack = ""
         self._stack_begin = 0
         with ExitStack() as ours, ExitStack() as theirs:
@@ -131,15 +130,15 @@ class RankHandle:
             descriptors = (writing, their_end.fileno(), self._stack_file.fileno())
             self.pid: int = self._server.request(Start(job), descriptors)
             self.ended = os.pidfd_open(self.pid)
-            """A descriptor that is readable once the process has ended."""
+            """Descriptor that is readable once the process has ended."""
             ours.callback(os.close, self.ended)
             self._owned = ours.pop_all()
 
     def begin(self, cell: object) -> None:
-        """Send a cell to a rank that runs cells; what it printed before is forgotten.
+        """Send a cell to a rank that runs cells, and forget the last cell.
 
         Raises:
-            OSError: the rank is gone.
+            OSError: the rank has ended.
         """
         self.forget()
         self._channel.setblocking(True)
@@ -149,31 +148,31 @@ class RankHandle:
             self._channel.setblocking(False)
 
     def forget(self) -> None:
-        """Drop the outcome and the output of the last cell."""
+        """Forget the outcome and the output of the last cell."""
         self.status, self.report, self._stack = None, None, ""
         self.result.clear()
         self.output.clear()
-        self._given = 0
+        self._num_passed = 0
 
     def read(self) -> None:
-        """Take what the rank has written; with a report of success its status is ``ok``."""
+        """Read the rank's new output and its report, and set the status from the report."""
         self.output.read()
         self.result.read()
-        self._give_lines()
+        self._pass_lines()
         if self.report is None:
             self.report = unpack_report(self.result.data)
             if isinstance(self.report, CellReport) and self.status is None:
-                self.output.drain()  # it was printed before the report was sent
+                self.output.drain()  # the rank printed it before it sent the report
                 self.status = "ok" if self.report.ok else "error"
                 self.failed_at = self.report.at
             elif self.report is not None and self.report.ok and self.status is None:
                 self.status = "ok"
 
-    def _give_lines(self) -> None:
+    def _pass_lines(self) -> None:
         text = self.output.data
-        while self._on_line is not None and (end := text.find(b"\n", self._given)) >= 0:
-            line = text[self._given : end].decode(errors="replace")
-            self._given = end + 1
+        while self._on_line is not None and (end := text.find(b"\n", self._num_passed)) >= 0:
+            line = text[self._num_passed : end].decode(errors="replace")
+            self._num_passed = end + 1
             self._on_line(self.rank, line)
 
     @property
@@ -186,7 +185,7 @@ class RankHandle:
 
         Args:
             descriptor: one of `descriptors`.
-            last_look: see `has_ended`.
+            last_look: time at which the process was last known to run, see `has_ended`.
         """
         if descriptor == self.ended:
             self.has_ended(last_look)
@@ -213,7 +212,7 @@ class RankHandle:
         return readable(self.ended, 0)
 
     def look_whether_stopped(self) -> bool:
-        """Return True if the process is stopped, as by SIGSTOP, and keep that for the outcome."""
+        """Return True if the process is stopped, by SIGSTOP for example, and keep that for the outcome."""
         with suppress(OSError):
             state = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
             self.was_stopped = state in ("T", "t")
@@ -230,7 +229,11 @@ class RankHandle:
         self.signal(signal.SIGUSR1)
 
     def read_stack(self, until: float) -> None:
-        """Wait for the requested stack, at most until ``until``, and keep the frames of the program."""
+        """Wait for the requested stack, and keep the frames of the program.
+
+        Args:
+            until: latest time to wait for, by the monotonic clock.
+        """
         stack = self._stack_text()
         while not is_whole_stack(stack) and time.monotonic() < until and not self.is_over:
             time.sleep(0.005)
@@ -258,12 +261,12 @@ class RankHandle:
         """End the process and its children, collect its exit code, and close the descriptors.
 
         Args:
-            wait: seconds in which a finished rank has to exit by itself.
+            wait: seconds that a finished rank has to exit by itself.
         """
         if self.status == "ok" and wait:
             readable(self.ended, wait)
         for kill in (os.killpg, os.kill):
-            with suppress(ProcessLookupError):  # a newly forked rank leads no session yet
+            with suppress(ProcessLookupError):  # a newly forked rank does not lead a session yet
                 kill(self.pid, signal.SIGKILL)
         try:
             exit_code: int | None = self._server.request(Reap(self.pid))
@@ -304,12 +307,12 @@ def wait_for_all(
 
     Args:
         ranks: running ranks.
-        deadline: time by the monotonic clock.
-        grace: seconds.
-        on_output: called whenever a rank has written; if it returns seconds, it is called again after them.
+        deadline: latest time to wait for, by the monotonic clock.
+        grace: seconds that the others have to finish after a failure.
+        on_output: called whenever a rank has written; if it returns a number of seconds, it is called again after them.
 
     Returns:
-        The rank that failed first; None if none has failed.
+        Rank that failed first; None if none has failed.
     """
     failed = False
     last_look = time.monotonic()
@@ -337,9 +340,9 @@ def wait_for_all(
 
 
 _MOST_FRAMES = 100
-"""Largest number of frames that faulthandler writes."""
+"""Maximal number of frames that faulthandler writes."""
 _OUTERMOST = '"<string>"'
-"""The file of a rank's outermost frame: the server was started by ``python -c``."""
+"""File name of a rank's outermost frame: the server was started by ``python -c``."""
 _DSEXPLORE_FRAMES = (
     _OUTERMOST,
     "worlds/real/rank_server.py",
@@ -355,7 +358,7 @@ _DSEXPLORE_FRAMES = (
 
 
 def is_whole_stack(stack: str) -> bool:
-    """Return True if a stack is written completely: its last line is the outermost frame, or the last one that fits."""
+    """Return True if a stack is complete: it ends with the outermost frame, or has as many frames as are written."""
     *_, last = ["", *stack.splitlines(keepends=True)]
     return last.endswith("\n") and (_OUTERMOST in last or _most_frames(stack))
 
@@ -366,7 +369,7 @@ def _most_frames(stack: str) -> bool:
 
 
 def contents(descriptor: int) -> bytes:
-    """Return the content of a file without moving its offset, which the rank that writes to it shares."""
+    """Return the content of a file without moving its offset, which the writing rank shares."""
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 

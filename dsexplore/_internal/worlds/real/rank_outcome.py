@@ -10,8 +10,8 @@ from typing import Any, Generic, Literal, TypeVar
 from dsexplore._internal.worlds.real.messages import CellReport
 
 Status = Literal["ok", "error", "died", "stuck"]
-"""``ok``: finished; ``error``: raised; ``died``: ended without a result (a signal, ``os._exit``); ``stuck``: had not
-finished when the run was over, and was ended."""
+"""``ok``: finished; ``error``: raised; ``died``: ended without a result (by a signal, or ``os._exit``); ``stuck``: had
+not finished at the end of the run, and was ended."""
 
 
 Value = TypeVar("Value", covariant=True)
@@ -19,31 +19,31 @@ Value = TypeVar("Value", covariant=True)
 
 @dataclass(frozen=True)
 class RankOutcome(Generic[Value]):
-    """End of the program on one rank."""
+    """How a program or a cell ended on one rank."""
 
     rank: int
     status: Status
     value: Value | None = None
-    """The function's return value; for source text the ``repr`` of the last expression, "" where there is none."""
+    """Return value of the function; for source text, the ``repr`` of the last expression, "" without one."""
     error: str = ""
-    """``"RuntimeError: …"``, or how the process ended."""
+    """Type and message of the exception, ``"RuntimeError: …"``, or how the process ended."""
     traceback: str = ""
     output: str = ""
-    """All that the rank wrote to stdout and stderr, C++ libraries included."""
+    """Output to stdout and stderr, including that of C++ libraries."""
     stack: str = ""
-    """The stack of a stuck rank, innermost call first."""
+    """Stack of a stuck rank, innermost call first."""
     exit_code: int | None = None
-    """Negative for a signal: −9 is SIGKILL."""
+    """Exit code of the process; negative for a signal: −9 is SIGKILL. None while the process runs."""
     line: int | None = None
-    """For a cell, the line that raised."""
+    """Line of a cell that raised; None for a program, or without an error."""
     shown: str = ""
-    """For a cell, the ``repr`` of its last expression; empty if that is None."""
+    """The ``repr`` of a cell's last expression; empty for None, and for a program."""
     was_stopped: bool = False
-    """True if a stuck rank's process was stopped, as by SIGSTOP or a debugger."""
+    """True if the process of a stuck rank was stopped, by SIGSTOP or a debugger."""
 
 
 class ReprOnly:
-    """A value that could not travel from its rank; shows as its ``repr`` did there."""
+    """Stands for a value that could not be sent from its rank; it has the same ``repr``."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -58,7 +58,7 @@ def unpacked(report: CellReport) -> Any:
         return ReprOnly(report.shown) if report.shown else None
     try:
         return pickle.loads(report.value)
-    except Exception:  # a DTensor, say, whose mesh is not here
+    except Exception:  # a DTensor, for example: its mesh exists on the ranks only
         return ReprOnly(report.shown)
 
 

@@ -1,4 +1,4 @@
-"""A freshly forked rank: it takes its output and its surroundings, and runs a program or cells."""
+"""The program of a newly forked rank: it sets up the process, and runs the program or the cells of its job."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from dsexplore._internal.worlds.real.messages import LENGTH, RankJob, Report
 def become_rank(job: RankJob, output: int, channel: int, stack: int) -> NoReturn:
     """Run the program or the cells in this process, report how they ended, and never return.
 
-    A rank whose program succeeded stays until all have ended: sockets that close early look like a failure to its
-    peers. A rank whose program failed exits at once, so that peers in a collective with it find out.
+    A rank whose program succeeded stays until all ranks have ended, because its peers would take closed sockets for a
+    failure. A rank whose program failed exits at once, so that peers in a collective with it fail too.
 
     Args:
-        job: what to run.
-        output: descriptor that takes what the rank prints.
+        job: program of the rank, and the state of its process.
+        output: descriptor for the rank's stdout and stderr.
         channel: descriptor of the rank's end of a socket to the launcher.
-        stack: descriptor of the file that takes the rank's stack when it is asked for.
+        stack: descriptor of the file for the rank's stack, written on SIGUSR1.
     """
     try:
         os.setsid()
@@ -66,13 +66,13 @@ def _run_and_report(job: RankJob, launcher: socket.socket) -> NoReturn:
 
 
 def _prepare(job: RankJob) -> None:
-    """Give this process the launcher's surroundings, and open its process group."""
+    """Give this process the launcher's environment, directory and path, and open its process group."""
     os.environ.clear()
     os.environ.update(job.environment)
     os.chdir(job.directory)
     sys.path[:] = job.path
     torch.set_num_threads(int(job.environment.get("OMP_NUM_THREADS", "1")))
-    # torch has read TORCH_DISTRIBUTED_DEBUG in the process that this one was forked from.
+    # The process that this one was forked from has read TORCH_DISTRIBUTED_DEBUG.
     td.set_debug_level_from_env()  # type: ignore[attr-defined] # public, and missing in __all__
     if job.backend is not None:
         if "nccl" in job.backend:
@@ -95,13 +95,14 @@ def _pack_report(report: Report) -> tuple[Report, bytes]:
 
 
 def _cloudpickled(report: Report) -> bytes:
-    import cloudpickle  # an optional dependency, and needed by few programs
+    import cloudpickle  # an optional dependency, which few programs need
 
     data: bytes = cloudpickle.dumps(report)
     return data
 
 
 def _run_program(job: RankJob) -> Report:
+    """Run the program of a job, and return the report on its value or its error."""
     try:
         in_use().keep_kernels(False)  # the program may record nothing
         _prepare(job)
@@ -116,9 +117,9 @@ def _run_program(job: RankJob) -> Report:
 
 
 def run_source(source: str, namespace: dict[str, Any]) -> str:
-    """Execute source text and return the ``repr`` of its last expression, "" where it ends with a statement.
+    """Execute source text, and return the ``repr`` of its last expression; "" if it ends with a statement.
 
-    Tracebacks name the file `RANK_CELL`, with the text's own line numbers and lines.
+    Tracebacks show the file name `RANK_CELL`, and the lines of the text.
     """
     linecache.cache[RANK_CELL] = (len(source), None, source.splitlines(keepends=True), RANK_CELL)
     tree = ast.parse(source, RANK_CELL)

@@ -1,11 +1,11 @@
 """The program of the process that local ranks are forked from; `worlds.real.server_handle` starts it.
 
-The server imports torch once, so that a rank runs a few milliseconds after it was requested. It holds no process group,
-no device, and no threads but those of polars' allocator, so its fork is as good as a fresh interpreter. It answers
-requests over a Unix socket (`Start`, `Reap`, `Preload`), and ends when that socket closes.
+The server imports torch once, so a rank runs a few milliseconds after it was requested. The server has no process
+group, no device, and no threads except those of polars' allocator, so a fork of it behaves like a new interpreter. It
+answers requests over a Unix socket (`Start`, `Reap`, `Preload`), and ends when that socket closes.
 
 Each rank leads its own session, so Ctrl-C in the terminal reaches only the launcher. Each rank dies with the server,
-and the server ends orphaned child processes of ranks, so nothing outlives a killed launcher.
+and the server ends orphaned child processes of ranks, so no process outlives a killed launcher.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from dsexplore._internal.worlds.real.messages import Preload, Reap, Start, recei
 from dsexplore._internal.worlds.real.rank_process import become_rank
 
 PRELOAD = (*PRELOADED, "dsexplore.comm", "dsexplore._internal.worlds.commtrace", "cloudpickle")
+"""Modules that the server imports when it starts."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -104,22 +105,22 @@ def preload(request: Preload) -> int:
 
 
 def end_children() -> None:
-    """End all child processes, including the orphaned ones of ranks."""
-    with suppress(ChildProcessError):  # raised when none is left
+    """End all child processes, including orphans of ranks."""
+    with suppress(ChildProcessError):  # waitpid raises it when no child is left
         while True:
-            for of_thread in Path("/proc/self/task").glob("*/children"):
-                for pid in of_thread.read_text(encoding="ascii").split():
+            for children in Path("/proc/self/task").glob("*/children"):
+                for pid in children.read_text(encoding="ascii").split():
                     os.kill(int(pid), signal.SIGKILL)
             os.waitpid(-1, 0)
 
 
 def count_threads() -> int:
-    """Return the number of threads of this process, including libraries'."""
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names are all that is counted
+    """Return the number of threads of this process, including those of libraries."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - only names are counted
 
 
 def plan_tables() -> None:
-    """Load the parts of polars and numpy that ranks use, by a column and a lazy query that is not run.
+    """Load the parts of polars and numpy that ranks use, by creating a column and a lazy query that does not run.
 
     Running the query would start polars' threads, and a process with threads must not be forked.
     """
@@ -129,7 +130,7 @@ def plan_tables() -> None:
 
 
 def record_nothing() -> None:
-    """Open and stop an empty recording, so that ranks inherit what the first recording of a process sets up.
+    """Open and stop an empty recording, so that ranks inherit the set-up of a process's first recording.
 
     The recorder's kernels stay registered, as ranks record every cell.
     """
@@ -149,7 +150,11 @@ def freeze() -> None:
 
 
 def main(descriptor: int) -> None:
-    """Run the server process, which has inherited its end of the socket as ``descriptor``."""
+    """Run the server process.
+
+    Args:
+        descriptor: inherited descriptor of the server's end of the socket.
+    """
     for name in PRELOAD:
         with suppress(ImportError):  # cloudpickle is optional; torch may drop private modules
             importlib.import_module(name)
@@ -170,7 +175,7 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+\s*(/.*)?")
 def unwritten_mappings(smaps: str) -> Iterator[tuple[int, int]]:
     """Yield (address, bytes) of each private file mapping that this process may not write to and has not written to.
 
-    A page that was written to, such as by relocation, is in no file, so it could not be read again.
+    A page that was written to, by relocation for example, is in no file and could not be read again.
 
     Args:
         smaps: text of /proc/PID/smaps.
@@ -179,8 +184,8 @@ def unwritten_mappings(smaps: str) -> Iterator[tuple[int, int]]:
     for line in smaps.splitlines():
         if match := _MAPPING.match(line):
             start, end = (int(match[number], 16) for number in (1, 2))
-            is_ours = match[4] is not None and "w" not in match[3] and match[3].endswith("p")
-            mapping = (start, end - start) if is_ours else None
+            is_private_file = match[4] is not None and "w" not in match[3] and match[3].endswith("p")
+            mapping = (start, end - start) if is_private_file else None
         elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
             yield mapping
 
@@ -188,7 +193,7 @@ def unwritten_mappings(smaps: str) -> Iterator[tuple[int, int]]:
 def release_file_pages() -> None:
     """Release the resident pages of `unwritten_mappings`, such as library code that runs only on import, on Linux.
 
-    A released page stays in the system's cache, and is mapped again when it is touched.
+    A released page stays in the system's cache, and is mapped again when it is accessed.
     """
     if not _SMAPS.exists():
         return

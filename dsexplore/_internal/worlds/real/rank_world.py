@@ -1,12 +1,12 @@
-"""`RankWorld`: local ranks that run a notebook's cells, one cell or many, each cell traced.
+"""`RankWorld`: local ranks that run the cells of a notebook and trace each of them.
 
 Requirements on this module:
 
 * an error of one rank ends the cell within half a second; peers that wait for that rank are ended;
-* a time-out ends all ranks, and so does Ctrl-C where one waits: a wait inside gloo can be left in no other way;
-* each rank that still can saves its trace before it is ended, and its stack is kept;
-* ranks that have all ended a cell by themselves, and are even with each other, run the next one;
-* nothing is left of a closed world: no process, descriptor or file.
+* a time-out ends all ranks, and so does Ctrl-C if one of them waits inside gloo, which cannot be interrupted;
+* before a rank is ended, it saves its trace if it can, and its stack is kept;
+* if all ranks have left a cell by themselves, at the same collective, they run the next one;
+* a closed world leaves no process, descriptor or file.
 """
 
 from __future__ import annotations
@@ -40,31 +40,30 @@ from dsexplore._internal.worlds.real.server_handle import server
 from dsexplore._internal.worlds.world_settings import resolve
 
 GRACE = 0.2
-"""Seconds that the others get to end the cell by themselves once it has failed on one rank."""
+"""Seconds that the others have to end the cell by themselves after it has failed on one rank."""
 SAVE_WAIT = 3.0
-"""Seconds that ranks which are ended get to write their stacks, all together, and then as many for their traces; they
-need about 0.05, and more on a machine that is busy."""
+"""Seconds that all ranks together have to write their stacks before they are ended, and again for their traces; they
+need about 0.05, or more on a busy machine."""
 INTERRUPT_WAIT = 1.0
-"""Seconds that interrupted ranks get to leave a cell."""
+"""Seconds that interrupted ranks have to leave a cell."""
 GROUP_TIMEOUT = 1800.0
-"""Seconds after which a collective gives up by itself: torch's own default, as the cell's time-out comes before."""
+"""Seconds after which a collective fails: torch's default, as the time-out of the cell is shorter."""
 
 KEPT_OUTPUT = 32 << 10
-"""Bytes of the beginning, and of the end, of what a rank prints in a cell."""
-
+"""Bytes of a rank's output in a cell that are kept at the beginning, and at the end."""
 
 OnOutput = Callable[[Sequence[Any]], float | None]
-"""Called with the ranks when one has printed something; returns the seconds after which it is to be called again."""
+"""Called with the ranks when one has printed something; returns the seconds until its next call, or None."""
 
 
 @dataclass(frozen=True)
 class CellRun(RanksRun[Any]):
-    """The outcomes of one cell on its ranks, and what they recorded."""
+    """Outcomes and trace of one cell on its ranks."""
 
     trace: Trace | None = None
-    """None where no rank recorded anything."""
+    """Merged trace of the ranks; None if no rank recorded anything."""
     why_closed: str = ""
-    """Why the ranks have ended with it; empty where they live on."""
+    """Why the world was closed after the cell; empty if it is open."""
 
 
 class RankWorld:
@@ -72,11 +71,11 @@ class RankWorld:
 
     Args:
         size: number of ranks.
-        backend: of the process group: gloo, or nccl with one GPU per rank.
+        backend: backend of the process group: gloo, or nccl with one GPU per rank.
         mesh: axes of the mesh that cells find as ``mesh``, ``"dp=2,tp=2"``; empty for none.
 
     Raises:
-        UsageError: no such backend, a mesh of another size, or fewer GPUs than ranks.
+        UsageError: there is no such backend, the mesh has another size, or there are fewer GPUs than ranks.
     """
 
     def __init__(self, size: int, backend: str = "gloo", mesh: str = "") -> None:
@@ -101,14 +100,15 @@ class RankWorld:
         return bool(self._ranks)
 
     def open(self) -> None:
-        """Start the ranks; they meet while the first cell is on its way."""
-        server()  # the first time it takes seconds
+        """Start the ranks, without waiting until their process group is open."""
+        server()  # its first start takes seconds
         try:
             variables = self._exit.enter_context(rendezvous(self.size))
             self._exit.callback(self._end_ranks)
             for rank in range(self.size):
-                group = self.backend, GROUP_TIMEOUT, self.mesh
-                job = job_of_rank(b"", rank, self.size, variables, *group)
+                job = job_of_rank(
+                    b"", rank, self.size, variables, backend=self.backend, group_timeout=GROUP_TIMEOUT, mesh=self.mesh
+                )
                 self._ranks.append(RankHandle(rank, job, keep=KEPT_OUTPUT))
         except BaseException:
             self.close()
@@ -136,15 +136,16 @@ class RankWorld:
         """Run a cell, and wait until it has ended on all of its ranks.
 
         Args:
-            cell: its ``save`` is replaced.
-            ranks: to run it on; None for all.
-            timeout: seconds.
-            on_output: see `OnOutput`.
+            cell: the cell; its ``save`` is replaced.
+            ranks: ranks that run it; None for all.
+            timeout: seconds for the cell.
+            on_output: called with the ranks when one has printed something; returns the seconds until its next call,
+                or None.
 
         Raises:
             UsageError: a rank has ended since the last cell.
             KeyboardInterrupt: Ctrl-C; the interrupt's ``run`` is the `CellRun`. The world is closed unless all ranks
-                left the cell, at the same collective.
+                left the cell at the same collective.
         """
         chosen = [self._ranks[rank] for rank in (range(self.size) if ranks is None else ranks)]
         self._check_alive()
@@ -153,7 +154,7 @@ class RankWorld:
 
             def wait() -> int | None:
                 for rank in chosen:
-                    with suppress(OSError):  # it has died: `_finish` sees it
+                    with suppress(OSError):  # the rank has died, which `_finish` handles
                         rank.begin(replace(cell, save=folder))
                 return wait_for_all(chosen, began + timeout, GRACE, lambda: on_output(chosen))
 
@@ -167,16 +168,17 @@ class RankWorld:
             return interruptible(wait, finish)
 
     def _check_alive(self) -> None:
-        gone = [rank for rank in self._ranks if rank.is_over]
-        if not gone:
+        """Raise if a rank has ended since the last cell, and close the world."""
+        ended = [rank for rank in self._ranks if rank.is_over]
+        if not ended:
             return
-        for rank in gone:
+        for rank in ended:
             rank.forget()
             rank.has_ended(time.monotonic())
-        self._ranks = [rank for rank in self._ranks if rank not in gone]
-        ends = [rank.end(wait=0) for rank in gone]
+        self._ranks = [rank for rank in self._ranks if rank not in ended]
+        outcomes = [rank.end(wait=0) for rank in ended]
         self.close()
-        how = ", ".join(f"rank {end.rank} {end.error or 'has ended'}" for end in ends)
+        how = ", ".join(f"rank {outcome.rank} {outcome.error or 'has ended'}" for outcome in outcomes)
         raise UsageError(f"the world of {self} has lost a rank since its last cell ({how}): open it again")
 
     def _finish(
@@ -189,7 +191,16 @@ class RankWorld:
         is_all: bool,
         is_interrupted: bool,
     ) -> CellRun:
-        """Return the outcome of a run, and close the world if its ranks cannot continue."""
+        """End the ranks that still run a cell, and close the world if it cannot run another one.
+
+        Args:
+            chosen: ranks that ran the cell.
+            folder: folder in which they saved their traces.
+            began: time at which the cell was sent, by the monotonic clock.
+            first_failure: rank that failed first; None if none failed.
+            is_all: whether these are all ranks of the world.
+            is_interrupted: whether Ctrl-C ended the cell.
+        """
         for rank in chosen:
             rank.read()
         hung = [rank for rank in chosen if rank.status is None]
@@ -199,18 +210,20 @@ class RankWorld:
         tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen], shares_clock=True)
         why = "interrupted" if is_interrupted and hung else _why_closed(chosen, tables)
         outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
-        reason: Reason = "failed" if first_failure is not None else "timeout" if hung else "done"
+        reason: Reason = "timeout" if hung else "done"
+        if first_failure is not None:
+            reason = "failed"
         return CellRun(
-            outcomes,
-            time.monotonic() - began,
-            reason,
-            first_failure,
-            Trace(tables) if tables is not None else None,
-            why,
+            outcomes=outcomes,
+            seconds=time.monotonic() - began,
+            reason=reason,
+            first_failure=first_failure,
+            trace=None if tables is None else Trace(tables),
+            why_closed=why,
         )
 
     def _close_with(self, chosen: Sequence[RankHandle]) -> tuple[RankOutcome[Any], ...]:
-        """Close the world, and return the outcomes of these ranks of it."""
+        """Close the world, and return the outcomes of some of its ranks."""
         others = [rank for rank in self._ranks if rank not in chosen]
         for rank in self._ranks:
             rank.signal(signal.SIGKILL)
@@ -221,14 +234,17 @@ class RankWorld:
 
 
 def interruptible(wait: Callable[[], int | None], finish: Callable[[int | None, bool], CellRun]) -> CellRun:
-    """Wait for a cell and finish it, also after Ctrl-C, which comes to nothing while it is finished.
+    """Wait for a cell and finish it, also after Ctrl-C; Ctrl-C while it is finished raises afterwards.
 
     Args:
-        wait: returns the rank that failed first, once the cell has ended or is to be ended; None if none failed.
-        finish: called with that rank, and whether Ctrl-C came; ends the ranks that still run.
+        wait: waits for the end of the cell, and returns the rank that failed first, or None.
+        finish: ends the ranks that still run, given that rank, and whether Ctrl-C ended the wait.
+
+    Returns:
+        Result of `finish`.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; its ``run`` is what `finish` returned.
+        KeyboardInterrupt: Ctrl-C; its ``run`` is the result of `finish`.
     """
     first_failure: int | None = None
     interrupt: KeyboardInterrupt | None = None
@@ -248,11 +264,13 @@ def interruptible(wait: Callable[[], int | None], finish: Callable[[int | None, 
 
 
 def group_options(backend: str, mesh: str) -> str:
-    """Format the magic's options of its process group, each after a space; empty if both have their defaults."""
-    return (f" --backend {backend}" if backend != "gloo" else "") + (f" --mesh {mesh}" if mesh else "")
+    """Return the magic's options for a process group, each after a space; empty if both have their defaults."""
+    options = "" if backend == "gloo" else f" --backend {backend}"
+    return f"{options} --mesh {mesh}" if mesh else options
 
 
 def _check_backend(backend: str, size: int) -> None:
+    """Raise if the machine cannot run a backend with one GPU per rank; warn if this kernel uses one of the GPUs."""
     if backend not in ("gloo", "nccl"):
         raise UsageError(f"backend {backend!r}: local ranks have gloo, or nccl with one GPU per rank")
     if backend != "nccl":
@@ -267,16 +285,16 @@ def _check_backend(backend: str, size: int) -> None:
     if held:
         devices = ", ".join(map(str, held))
         warn(
-            f"this kernel itself holds a CUDA context on GPU {devices}, where a rank will run: its memory there is not "
-            "the rank's to use; restart the kernel, and use CUDA in the ranks' cells alone"
+            f"this kernel itself has a CUDA context on GPU {devices}, where a rank will run, and uses memory there: "
+            "restart the kernel, and use CUDA only in cells that run on the ranks"
         )
 
 
 def interrupt_cell(running: Sequence[RankHandle]) -> None:
-    """Interrupt ranks that run a cell, if all of them can be: none is stopped, or waits in torch.distributed.
+    """Interrupt ranks that run a cell, unless one of them is stopped, or waits in torch.distributed.
 
-    Each has its stack read before, for at most `SAVE_WAIT` seconds, as one read later would be that of a rank that
-    leaves; and gets `INTERRUPT_WAIT` seconds to leave the cell. Its status stays None if it does not.
+    Their stacks are read before, for at most `SAVE_WAIT` seconds, so that they show the cell and not its exit. Then
+    the ranks have `INTERRUPT_WAIT` seconds to leave the cell; the status of a rank that does not stays None.
     """
     if any(rank.look_whether_stopped() for rank in running):
         return
@@ -297,25 +315,25 @@ def interrupt_cell(running: Sequence[RankHandle]) -> None:
 
 
 def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:
-    """Make ranks that have not finished write where they are and what they recorded into the folder, and end them.
+    """Make ranks that have not finished write their stacks and traces into a folder, and end them.
 
-    All have written before one ends, as a process that ends makes the collectives of the others fail. A process that
-    was stopped (SIGSTOP) is continued once the others have written, so that it cannot help them on.
+    All write before the first one ends, because the end of a process makes the collectives of the others fail. A
+    process that was stopped (SIGSTOP) is continued when the others have written, so that it does not let them continue.
     """
     stopped = [rank for rank in hung if rank.look_whether_stopped()]
     for rank in hung:
-        rank.status = "stuck"  # whatever it still reports while it is ended
+        rank.status = "stuck"  # its later reports do not count
         rank.request_stack()
     stacks_until = time.monotonic() + SAVE_WAIT
     for part in ([rank for rank in hung if rank not in stopped], stopped):
         for rank in part:
             if rank.was_stopped:
-                rank.signal(signal.SIGTERM)  # before it goes on: it comes to no line of its program again
+                rank.signal(signal.SIGTERM)  # first, so that it runs no further line of its program
                 rank.signal(signal.SIGCONT)
             rank.read_stack(stacks_until)
         for rank in part:
             rank.signal(signal.SIGTERM)
-        until = time.monotonic() + SAVE_WAIT  # its own, as a rank that writes no stack may still save its trace
+        until = time.monotonic() + SAVE_WAIT  # a rank that writes no stack may still save its trace
         while time.monotonic() < until and not all(_has_left_a_trace(rank, folder) for rank in part):
             time.sleep(0.002)
     for rank in hung:
@@ -323,13 +341,13 @@ def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:
 
 
 def _has_left_a_trace(rank: RankHandle, folder: str) -> bool:
-    """Return True if a rank that was ended has saved or sent its recording, or is gone."""
+    """Return True if a rank has saved or sent its recording, or has ended."""
     rank.read()
     return rank.is_over or rank.report is not None or Path(folder, files.stack_file(rank.rank)).exists()
 
 
 def trace_of(rank: RankHandle, folder: str) -> Tables | None:
-    """Return the trace that a rank sent with its report or saved when it was ended; None for neither."""
+    """Return the trace that a rank sent with its report, or saved when it was ended; None if there is none."""
     if isinstance(rank.report, CellReport) and rank.report.trace:
         sent: Trace = pickle.loads(rank.report.trace)
         return sent.tables
@@ -338,12 +356,12 @@ def trace_of(rank: RankHandle, folder: str) -> Tables | None:
 
 
 def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_clock: bool = False) -> Tables | None:
-    """Merge what the ranks of a cell recorded to one trace; None if none recorded anything.
+    """Merge the tables of a cell's ranks; None if no rank recorded anything.
 
     Args:
-        parts: tables of each rank that left a trace.
-        ranks: the ranks that ran the cell; None for all of the world.
-        shares_clock: see `merge_tables`.
+        parts: tables of each rank that recorded something.
+        ranks: ranks that ran the cell; None for all ranks of the world.
+        shares_clock: whether the ranks run on one machine, so that their times need no alignment.
     """
     if not parts:
         return None
@@ -355,7 +373,7 @@ def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_c
 
 
 def _why_closed(ranks: Sequence[RankHandle], tables: Tables | None) -> str:
-    """Say why these ranks cannot run another cell; empty if they can."""
+    """Return why these ranks cannot run another cell; empty if they can."""
     waiting = [rank.rank for rank in ranks if rank.status == "stuck"]
     died = [rank.rank for rank in ranks if rank.status == "died"]
     if died:
@@ -369,7 +387,7 @@ def _why_closed(ranks: Sequence[RankHandle], tables: Tables | None) -> str:
 
 
 def uneven_groups(tables: Tables) -> list[str]:
-    """Return the groups in which ranks issued different numbers of collectives; sends and receives are not counted."""
+    """Return the groups whose ranks issued different numbers of collectives; sends and receives do not count."""
     events = tables.events
     counts: dict[str, dict[int, int]] = {}
     members: Mapping[str, list[int]] = dict(tables.groups.select("group", "ranks").iter_rows())

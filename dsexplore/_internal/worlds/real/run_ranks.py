@@ -1,9 +1,9 @@
-"""Run a program on N local ranks: real processes, real groups, with results and output back in the caller.
+"""`run_ranks`: runs a program on N local ranks, in processes with real groups, and returns their results and output.
 
-`run_ranks` starts every rank afresh and leaves none behind. When a rank fails, the others get a moment to find out and
-are then ended; on a time-out or Ctrl-C all are ended, and the stack of each that hung is kept. (A wait inside gloo
-cannot be interrupted, so ending the process is the only way out of one.) The ranks are forked from a small server
-process that has imported torch already (`worlds.real.rank_server`): a run of four takes tenths of a second.
+Each run starts new processes and ends them all. When a rank fails, the others have a short time to fail too, and are
+then ended. On a time-out or Ctrl-C all are ended, and the stacks of those that hung are kept. (A wait inside gloo
+cannot be interrupted, so the process has to be ended.) The ranks are forked from a small server process that has
+already imported torch (`worlds.real.rank_server`), so a run on four ranks takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dsexplore._internal.worlds.real.server_handle import server
 __all__ = ["RankOutcome", "RanksFailedError", "RanksRun", "run_ranks"]
 
 Reason = Literal["done", "failed", "timeout"]
-"""Why a run was over: all ranks had finished, one had failed, or the time had run out."""
+"""Why a run ended: all ranks had finished, one had failed, or the time had run out."""
 
 
 @names_arguments
@@ -59,22 +59,22 @@ def run_ranks(
     Args:
         program: a function, called as ``program(*args)`` on each rank (lambdas, closures and functions of a
             notebook included); or source text, executed as ``__main__`` with ``rank`` and ``world_size`` defined.
-        world_size: how many ranks.
+        world_size: number of ranks.
         args: arguments of the function, the same on each rank.
-        namespace: further names for source text.
-        backend: of the process group that is ready when the program starts; None for no group. The environment
-            variables of a launcher (``RANK``, ``MASTER_ADDR``, …) are set in any case.
+        namespace: further names for source text; None for none.
+        backend: backend of the process group that is ready when the program starts; None for no group. The
+            environment variables of a launcher (``RANK``, ``MASTER_ADDR``, …) are set in any case.
         timeout: seconds for the whole run.
-        group_timeout: seconds after which a collective of that group gives up.
-        grace: seconds that the others get to end by themselves once a rank has failed.
-        environment: variables to set in the ranks beside the caller's own.
-        on_line: called with the rank and each line it prints, as it prints it.
+        group_timeout: seconds after which a collective of that group fails.
+        grace: seconds that the others have to end by themselves after a rank has failed.
+        environment: environment variables of the ranks, in addition to the caller's; None for none.
+        on_line: called with the rank and each line, while the program runs; None for no call.
 
     Returns:
-        The outcome of each rank; ``.values`` is what they returned, and ``.check()`` raises if one failed.
+        The outcome of each rank; ``.values`` are the results of the function, and ``.check()`` raises if a rank failed.
 
     Raises:
-        UsageError: fewer than one rank, or a program that cannot be sent to another process.
+        UsageError: ``world_size`` is less than 1, or the program cannot be sent to another process.
 
     Examples:
         >>> dsexplore.run_ranks(lambda: dist.get_rank() ** 2, 3).values
@@ -83,7 +83,7 @@ def run_ranks(
     if world_size < 1:
         raise UsageError(f"world_size {world_size} is not a number of ranks: give 1 or more")
     packed = pack_program(program, args, namespace)
-    server()  # the first time it takes seconds, which are not the run's
+    server()  # its first start takes seconds, which do not count
     with ExitStack() as stack:
         launcher_variables = stack.enter_context(rendezvous(world_size))
         run = _RanksRun()
@@ -103,20 +103,19 @@ def run_in_turn(
     on_line: Callable[[int, str], None] | None = None,
     on_end: Callable[[RankOutcome[Any]], None] = lambda _outcome: None,
 ) -> None:
-    """Run a function once for each of several arguments, each time in a process of its own that is alone in its world.
+    """Run a function in several processes, each the only rank of its world, a few of them at a time.
 
-    So many run at a time, and the next one starts as soon as one has ended. A process that fails leaves the others
-    alone. On Ctrl-C those that run are ended, and no other starts.
+    The next process starts when one has ended. A failure does not end the others. On Ctrl-C all are ended.
 
     Args:
-        program: called as ``program(*arguments[index])``.
-        arguments: of each process.
-        together: processes at a time.
-        on_line: called with the index of a process and each line that it prints, as it prints it.
-        on_end: called with the outcome of each process, whose ``rank`` is its index, once that has ended.
+        program: function, called as ``program(*arguments[index])``.
+        arguments: arguments of the function in each process.
+        together: number of processes that run at a time.
+        on_line: called with the index of a process and each line that it prints, while it runs; None for no call.
+        on_end: called with the outcome of each process when it has ended; the outcome's ``rank`` is the index.
 
     Raises:
-        UsageError: a program or arguments that cannot be sent to another process.
+        UsageError: the program or its arguments cannot be sent to another process.
     """
     server()
     with ExitStack() as stack:
@@ -140,16 +139,16 @@ def job_of_rank(
     group_timeout: float = 30.0,
     mesh: str = "",
 ) -> RankJob:
-    """Return the job of a rank in the caller's environment, directory and path; arguments are fields of `RankJob`.
+    """Return the job of a rank, with the environment, directory and path of this process.
 
     Args:
-        packed: the program; empty for a rank that runs cells.
+        packed: pickled program, from `pack_program`; empty for a rank that runs cells.
         rank: number of the rank.
         world_size: number of ranks.
-        variables: environment variables beside the caller's: those of `rendezvous`, and more.
-        backend: see `RankJob`.
-        group_timeout: likewise.
-        mesh: likewise.
+        variables: environment variables in addition to those of this process, with those of `rendezvous`.
+        backend: backend of the process group; None for no group.
+        group_timeout: seconds after which a collective of that group fails.
+        mesh: axes of the mesh that cells find as ``mesh``; empty for none.
     """
     rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     return RankJob(
@@ -159,22 +158,22 @@ def job_of_rank(
         backend=backend,
         group_timeout=group_timeout,
         environment={**DEFAULTS, **os.environ, **rank_variables, **variables},
-        directory=str(os.getcwd()),  # noqa: PTH109 - a string is what travels
+        directory=os.getcwd(),  # noqa: PTH109 - the job has a string
         path=tuple(sys.path),
         mesh=mesh,
     )
 
 
 DEFAULTS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-"""Environment variables of ranks where the caller has set no others: ranks share the cores of one machine."""
+"""Defaults of environment variables for ranks, which share the cores of one machine."""
 ADDRESS = "127.0.0.1"
 
 
 @contextmanager
 def rendezvous(world_size: int) -> Iterator[dict[str, str]]:
-    """Hold the store at which the ranks meet; yields the environment variables by which torch finds it.
+    """Open the store of a process group, and yield the environment variables by which ranks find it.
 
-    The system chooses the port, which is already open when the ranks start, so no other program can take it.
+    The system chooses the port, which is open before the ranks start, so no other program can take it.
     """
     warn_of_untested_torch()
     store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
@@ -191,13 +190,16 @@ def rendezvous(world_size: int) -> Iterator[dict[str, str]]:
 
 @dataclass(frozen=True)
 class RanksRun(Generic[Value]):
-    """The outcomes of one run of a program on all ranks."""
+    """Outcomes of one run of a program on all ranks."""
 
     outcomes: tuple[RankOutcome[Value], ...]
+    """Outcome of each rank, in order."""
     seconds: float
+    """Duration of the run."""
     reason: Reason
+    """Why the run ended."""
     first_failure: int | None = None
-    """The rank that failed first; the others often fail because of it."""
+    """Rank that failed first, which often makes others fail; None if no rank failed."""
 
     def __repr__(self) -> str:
         finished = sum(outcome.status == "ok" for outcome in self.outcomes)
@@ -219,7 +221,7 @@ class RanksRun(Generic[Value]):
         return [cast("Value", outcome.value) for outcome in self.outcomes]
 
     def check(self) -> Self:
-        """Return this run, if every rank finished.
+        """Return this run if every rank finished.
 
         Raises:
             RanksFailedError: a rank did not finish.
@@ -230,11 +232,11 @@ class RanksRun(Generic[Value]):
 
 
 class RanksFailedError(Documented, RuntimeError):
-    """A rank raised, died or hung; the message says which, with the traceback of the first that failed.
+    """A rank raised, died or hung; the message has a line for each rank, and the traceback of the first that failed.
 
     Args:
-        run: its outcomes, the error's attribute ``run``; None for the ranks of a simulated world.
-        text: the message; made of the run's outcomes, a line for each rank, where there is none.
+        run: the run, which is the error's attribute ``run``; None for the ranks of a simulated world.
+        text: message; by default it is composed from the outcomes of the run.
     """
 
     def __init__(self, run: RanksRun[object] | None, text: str = "") -> None:
@@ -245,7 +247,7 @@ class RanksFailedError(Documented, RuntimeError):
     def _text(run: RanksRun[object]) -> str:
         lines = [f"{len(run.outcomes)} local ranks: {_REASONS[run.reason]} after {run.seconds:.1f} s"]
         lines += [f"  rank {outcome.rank}: {_how(outcome)}" for outcome in run.outcomes]
-        first = run.outcomes[run.first_failure if run.first_failure is not None else _first_odd(run)]
+        first = run.outcomes[_first_odd(run) if run.first_failure is None else run.first_failure]
         details = first.traceback or first.stack
         lines += [f"rank {first.rank}:", details.rstrip()] if details else []
         return "\n".join(lines)
@@ -254,40 +256,42 @@ class RanksFailedError(Documented, RuntimeError):
 _REASONS: dict[Reason, str] = {"done": "ended", "failed": "one failed", "timeout": "time ran out"}
 
 
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""
-
-
 def _how(outcome: RankOutcome[object]) -> str:
     """Return how a rank ended: ``ok``, ``error: …``, ``stuck at train.py:12``, ``stopped (by SIGSTOP …)``."""
     if outcome.was_stopped:
         return STOPPED.removeprefix("was ")
     if outcome.status == "stuck" and outcome.stack:
         return f"stuck {Standing.of(outcome.stack).text}"
-    return f"{outcome.status}{': ' if outcome.error else ''}{_first_line(outcome.error)}"
+    if outcome.error:
+        return f"{outcome.status}: {outcome.error.splitlines()[0]}"
+    return outcome.status
 
 
 def _first_odd(run: RanksRun[object]) -> int:
-    """Return the rank that the others wait for, by where they stand; else the first that has not finished."""
+    """Return the rank that the others seem to wait for, by their stacks; else the first that has not finished."""
     unfinished = [outcome for outcome in run.outcomes if outcome.status != "ok"]
     stopped = [outcome.rank for outcome in unfinished if outcome.was_stopped]
     standing = {outcome.rank: Standing.of(outcome.stack) for outcome in unfinished if outcome.stack}
-    return next(iter([*stopped, *odd_ones(standing), unfinished[0].rank]))
+    candidates = [*stopped, *odd_ones(standing), unfinished[0].rank]
+    return candidates[0]
 
 
 class _RanksRun:
-    """The started ranks of one run, until the last has ended."""
+    """The running ranks of one run."""
 
     def __init__(self) -> None:
         self._ranks: list[RankHandle] = []
         self._began = time.monotonic()
 
     def add(self, rank: RankHandle) -> None:
-        """Take over a rank that has just started."""
+        """Add a rank that has just started; `close` ends it."""
         self._ranks.append(rank)
 
     def until_over(self, timeout: float, grace: float) -> RanksRun[Any]:
-        """Wait until all ranks have finished, the time is up, or ``grace`` seconds after a failure; end the rest."""
+        """Wait until all ranks have finished, or for ``timeout`` seconds, or ``grace`` seconds after a failure.
+
+        All ranks are ended then.
+        """
         with self._noting_stacks():
             first_failure = wait_for_all(self._ranks, self._began + timeout, grace)
         outcomes = self.close()
@@ -297,7 +301,13 @@ class _RanksRun:
         return RanksRun(outcomes, time.monotonic() - self._began, reason, first_failure)
 
     def in_turn(self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome[Any]], None]) -> None:
-        """Wait until all ranks have ended; so many run at a time, and taking one from the iterator starts it."""
+        """Start ranks by taking them from an iterator, and wait until all have ended.
+
+        Args:
+            ranks: iterator that starts a rank when it is advanced.
+            together: number of ranks that run at a time.
+            on_end: called with the outcome of each rank.
+        """
         with self._noting_stacks(), selectors.DefaultSelector() as selector:
 
             def start_next() -> None:
@@ -336,21 +346,18 @@ class _RanksRun:
             raise
 
     def close(self) -> tuple[RankOutcome[Any], ...]:
-        """End all ranks, with the stacks of those that had not finished; safe to call again."""
+        """End all ranks, and return their outcomes, with the stacks of unfinished ones; a second call does nothing."""
         with uninterrupted():
-            return self._close()
-
-    def _close(self) -> tuple[RankOutcome[Any], ...]:
-        ranks, self._ranks = self._ranks, []
-        hung = [rank for rank in ranks if rank.status is None]
-        running = [rank for rank in hung if not rank.look_whether_stopped()]  # a stopped one writes nothing
-        for rank in running:
-            rank.request_stack()
-        until = time.monotonic() + STACK_WAIT
-        for rank in running:
-            rank.read_stack(until)
-        for rank in hung:
-            rank.signal(signal.SIGKILL)  # all of them before one fails because another is gone
-        for rank in ranks:
-            rank.release()
-        return tuple(rank.end() for rank in ranks)
+            ranks, self._ranks = self._ranks, []
+            hung = [rank for rank in ranks if rank.status is None]
+            running = [rank for rank in hung if not rank.look_whether_stopped()]  # a stopped process writes no stack
+            for rank in running:
+                rank.request_stack()
+            until = time.monotonic() + STACK_WAIT
+            for rank in running:
+                rank.read_stack(until)
+            for rank in hung:
+                rank.signal(signal.SIGKILL)  # all, before one of them fails because another has ended
+            for rank in ranks:
+                rank.release()
+            return tuple(rank.end() for rank in ranks)

@@ -1,7 +1,8 @@
-"""The process that local ranks are forked from, as its launcher sees it: its start, its requests, its end.
+"""`Server`: the process that local ranks are forked from, as seen by its launcher.
 
-`server` starts it when first called, and `start` begins to, without waiting for it. What the process does is in
-`worlds.real.rank_server`. This module loads nothing of torch, so that both may load torch at the same time.
+`server` starts the process, unless it runs, and waits until it takes requests; `start` does not wait. The program of
+the process is `worlds.real.rank_server`. This module does not import torch, so that both processes import it at the
+same time.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ _PROGRAM = "dsexplore._internal.worlds.real.rank_server"
 
 
 class Server:
-    """The server as the launcher sees it: its process, and the launcher's end of the socket."""
+    """A running server: its process, and the launcher's end of the socket.
+
+    Attributes:
+        owner: pid of the launcher that started it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._socket, theirs = socket.socketpair()
         start = (
-            f"import gc, sys; gc.disable(); sys.path[:] = {sys.path!r}; "  # what is imported stays
+            f"import gc, sys; gc.disable(); sys.path[:] = {sys.path!r}; "  # imported objects are not garbage
             f"from {_PROGRAM} import main; main({theirs.fileno()})"
         )
         with theirs:
@@ -38,7 +43,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is the launcher's to handle
+                start_new_session=True,  # only the launcher handles Ctrl-C
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )
         self.owner = os.getpid()
@@ -53,7 +58,7 @@ class Server:
         """Wait until the process takes requests.
 
         Raises:
-            RuntimeError: it did not start.
+            RuntimeError: the process did not start.
         """
         with self._lock:
             if self._is_ready:
@@ -70,11 +75,11 @@ class Server:
 
     @property
     def usable(self) -> bool:
-        """True if the server runs and was started by this process (in a forked child it is the parent's)."""
+        """True if the server runs and was started by this process, not by a parent that was forked."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def request(self, request: Start | Reap | Preload, descriptors: Sequence[int] = ()) -> int:
-        """Send a request, with descriptors of open files, and wait for the answer."""
+        """Send a request, with descriptors of open files, and return the answer."""
         with self._lock:
             send(self._socket, request, descriptors)
             answer: int = receive(self._socket)[0]
@@ -83,7 +88,7 @@ class Server:
     def close(self) -> None:
         """End the process and close the socket."""
         if not self._is_ready:
-            self._process.kill()  # it loads torch, and has no ranks
+            self._process.kill()  # it still imports torch, and has no ranks
         self._socket.close()
         self._process.wait()
         self._errors.close()
@@ -94,7 +99,7 @@ _starting = threading.Lock()
 
 
 def server() -> Server:
-    """Return the server of this process; it is started on the first call, and again if the last one died.
+    """Return the server of this process, which is started on the first call, and again if it has died.
 
     Raises:
         RuntimeError: the server did not start.
@@ -105,7 +110,7 @@ def server() -> Server:
 
 
 def start() -> Server:
-    """Start the server of this process, unless it runs, without waiting until it takes requests."""
+    """Start the server of this process, unless it runs, without waiting for it."""
     global _running
     with _starting:
         if _running is None or not _running.usable:
@@ -114,20 +119,20 @@ def start() -> Server:
 
 
 def preload(modules: Sequence[str], folder: str = "") -> None:
-    """Make the server of this process prepare what its ranks are going to need.
+    """Make the server of this process load what its next ranks need.
 
-    A server in which modules have started threads is ended, as a fork of it could hang: the next one has none of it.
+    If a module starts threads, the server is ended, because a fork of it could hang.
 
     Args:
-        modules: to import.
-        folder: in which simulated ranks left what ops returned; empty for none.
+        modules: names of modules to import.
+        folder: folder in which simulated ranks saved results of ops on fake tensors; empty for none.
     """
     if server().request(Preload(tuple(modules), folder)) > 0:
         close()
 
 
 def close() -> None:
-    """End the server of this process; the next `run_ranks` starts another. Called at exit."""
+    """End the server of this process, which also happens at exit; the next call of `server` starts another."""
     global _running
     with _starting:
         if _running is not None and _running.owner == os.getpid():
