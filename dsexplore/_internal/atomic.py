@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""`writing`: writes a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path next to `path`, moved there if the block succeeds and removed if it raises.
+    """Yield a temporary path next to `path`; it is moved to `path` if the block succeeds, and removed if it raises.
 
-    A reader sees the old file or the new one, never half of one, also after Ctrl-C.
+    So a reader finds the old or the new file, never an incomplete one, also after Ctrl-C.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")

@@ -29,21 +29,32 @@ if TYPE_CHECKING:
 TOUR = "01_first_trace.ipynb"
 
 Start = Callable[[list[str]], None]
+"""Replaces the process by a command line."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: its help line, its arguments, and its function."""
+    """One subcommand."""
 
     help: str
+    """Its line in ``dsexplore --help``."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    """Adds its options to its parser."""
     run: Callable[[argparse.Namespace], int | None]
+    """Runs it, and returns its exit status; None is 0."""
 
 
-def _command_of(about: str, module: str, add_arguments: str = "add_arguments", run: str = "run") -> Command:
-    """Return the subcommand with these two functions of a module, which is imported when the subcommand is chosen."""
+def _command_of(text: str, module: str, add_arguments: str = "add_arguments", run: str = "run") -> Command:
+    """Return the subcommand of two functions of a module, which is imported when the subcommand is used.
+
+    Args:
+        text: help line.
+        module: full name of the module.
+        add_arguments: name of the function that adds the options to a parser.
+        run: name of the function that runs the subcommand.
+    """
     return Command(
-        about,
+        text,
         lambda parser: getattr(import_module(module), add_arguments)(parser),
         lambda options: getattr(import_module(module), run)(options),
     )
@@ -53,29 +64,33 @@ _DISK_COMMANDS = "dsexplore._internal.aio.disk_commands"
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """A parser whose errors end with a hint; the parsers of the subcommands are of this class too."""
+    """A parser whose errors end with a hint; subcommands use it too."""
 
     def error(self, message: str) -> NoReturn:
         super().error(message + options_meant(message, self._option_string_actions))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 0, or 2 for bad input."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    """Run one command, and return its exit status: 0, or 2 for bad input.
+
+    Args:
+        argv: command line without the program's name; None for that of this process.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
     parser = _CommandParser(prog="dsexplore", description="See what a distributed PyTorch program does.")
     parser.add_argument("--version", action="version", version=f"dsexplore {dsexplore.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = parser
     for name, command in COMMANDS.items():
-        # Shortened options would be looked for among a script's own arguments, too, and some mean two of ours.
-        added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
-        if given[:1] == [name]:  # the others' modules stay unloaded
-            chosen = added
+        # With abbreviations, argparse would take some of a script's own arguments for options of ours.
+        subparser = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        if arguments[:1] == [name]:  # the modules of other commands are not imported
+            chosen = subparser
             command.add_arguments(chosen)
-    options, rest = parser.parse_known_args(given)
-    if rest and options.command != "lab":
-        chosen.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.rest = rest
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and options.command != "lab":
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.unknown = unknown
     try:
         return COMMANDS[options.command].run(options) or 0
     except (UsageError, TraceFileError, FileNotFoundError) as error:
@@ -88,15 +103,15 @@ def _lab_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lab(options: argparse.Namespace) -> None:
-    open_lab(options.rest)
+    open_lab(options.unknown)
 
 
 def open_lab(arguments: list[str], start: Start | None = None) -> None:
     """Replace this process by JupyterLab, with the user's copy of the tour notebook open.
 
     Args:
-        arguments: for JupyterLab.
-        start: replaces the process; takes the command line.
+        arguments: arguments of JupyterLab.
+        start: function that replaces the process; None for `os.execv`.
 
     Raises:
         UsageError: JupyterLab is not installed, or the copies cannot be written.
@@ -104,11 +119,11 @@ def open_lab(arguments: list[str], start: Start | None = None) -> None:
     if find_spec("jupyterlab") is None:
         raise UsageError("JupyterLab is not installed: pip install 'dsexplore[lab]'")
     notebook = tour(Path.cwd())
-    print(f"the tutorials are in {notebook.parent}, yours to change; delete one to get it anew")
+    print(f"the tutorials are in {notebook.parent}; you may change them, and delete one to get a new copy")
     shown = [f"--ServerApp.root_dir={notebook.parent}", f"--LabApp.default_url=/lab/tree/{notebook.name}"]
     command = [sys.executable, "-m", "jupyterlab", *shown, *arguments]
     if os.geteuid() == 0 and "--allow-root" not in arguments:
-        command.append("--allow-root")  # a container's only user; Jupyter still asks for its token
+        command.append("--allow-root")  # containers have only this user; Jupyter still asks for its token
     (start or _replace_process)(command)
 
 
@@ -121,7 +136,7 @@ def tour(folder: Path) -> Path:
     """Copy the tutorials for the user, keeping existing copies, and return the path of the tour notebook.
 
     Args:
-        folder: where to create ``dsexplore-notebooks``; replaced by the home directory inside our own source tree.
+        folder: folder in which to create ``dsexplore-notebooks``; the home directory if it is inside our source tree.
 
     Raises:
         UsageError: the copies cannot be written.
@@ -140,7 +155,9 @@ def tour(folder: Path) -> Path:
             if not copy.exists():
                 shutil.copyfile(notebook, copy)
     except OSError as error:
-        raise UsageError(f"the tutorials cannot be copied to {copies} ({error}): start in a folder of yours") from error
+        raise UsageError(
+            f"the tutorials cannot be copied to {copies} ({error}): start in a folder that you may write to"
+        ) from error
     return copies / TOUR
 
 
@@ -150,6 +167,7 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
+    """Trace one step of the demo, and report it."""
     import torch
 
     from dsexplore._internal.mesh import parse_mesh
@@ -171,7 +189,7 @@ def _demo(options: argparse.Namespace) -> None:
         demo.shard_tensors(model, mesh["tp"])
         demo.shard_parameters(model, mesh["dp"])
         with warnings.catch_warnings(), commtrace() as trace:
-            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # its logits are a view; nobody writes into them
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # its logits are a view, and not written to
             demo.train_step(model, torch.randint(256, (2, 33)))
     _report(trace, options.html)
 
@@ -223,6 +241,7 @@ def _check_folder(html: Path | None) -> None:
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``dsexplore run``, with those for ``--predict``, which belong to a higher floor."""
     from dsexplore._internal.cost.kernels.compute import Attention
     from dsexplore._internal.worlds.scripts.run_options import add_arguments
 
@@ -240,11 +259,12 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    """Run a script; for several ranks, start the server of their processes first."""
     if options.ranks is None:
         return _run_script(options)
     from dsexplore._internal.worlds.real import server_handle
 
-    server_handle.start()  # the processes of ranks come from it: it loads torch while this process does
+    server_handle.start()  # ranks are forked from it; it imports torch while this process does
     try:
         return _run_script(options)
     except UsageError:
@@ -253,18 +273,19 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_script(options: argparse.Namespace) -> int:
-    with no_collection():  # importing torch makes 300,000 objects that stay: a tenth of its time
+    """Trace a script, and print the predicted step if asked for."""
+    with no_collection():  # the import of torch creates 300,000 lasting objects; collections take a tenth of its time
         from dsexplore._internal.worlds.scripts.run_command import run
 
     if not options.predict:
         for name in ("async_tp", "attention"):
             if getattr(options, name):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} is about a predicted step: give --predict too")
+                raise UsageError(f"{option} is an option of a predicted step: give --predict too")
         return run(options)
     from dsexplore._internal.cost.cluster import Cluster
 
-    cluster = Cluster.load(options.hardware or DEFAULT)  # an unknown one is refused before the script runs
+    cluster = Cluster.load(options.hardware or DEFAULT)  # an unknown name raises before the script runs
 
     def show_prediction(trace: Trace) -> None:
         if trace.tables.kernels.is_empty():
@@ -286,7 +307,7 @@ COMMANDS = {
     "lab": Command("open JupyterLab on the tour notebook", _lab_arguments, _lab),
     "demo": Command("trace one step of a small Llama on simulated ranks", _demo_arguments, _demo),
     "show": Command("show a saved trace", _show_arguments, _show),
-    "hang": Command("say why a job hangs, and which ranks it is due to", _hang_arguments, _hang),
+    "hang": Command("say why a job hangs, and which ranks cause it", _hang_arguments, _hang),
     "aio": _command_of("measure how fast the disk can feed a program", "dsexplore._internal.aio.command"),
     "loading": _command_of(
         "measure how fast a checkpoint loads, and say what to change",
@@ -295,16 +316,16 @@ COMMANDS = {
         "run_loading",
     ),
     "checkpoint": _command_of(
-        "predict what a model's checkpoints take on a disk",
+        "predict size and time of a model's checkpoints on a disk",
         _DISK_COMMANDS,
         "add_checkpoint_arguments",
         "run_checkpoint",
     ),
     "offload": _command_of(
-        "predict what states on a disk take of a step", _DISK_COMMANDS, "add_offload_arguments", "run_offload"
+        "predict how states on a disk slow down a step", _DISK_COMMANDS, "add_offload_arguments", "run_offload"
     ),
     "feeding": _command_of(
-        "measure what a data loader gives, and what limits it", _DISK_COMMANDS, "add_feeding_arguments", "run_feeding"
+        "measure how fast a data loader is, and what limits it", _DISK_COMMANDS, "add_feeding_arguments", "run_feeding"
     ),
     "comm": _command_of("measure how fast the collectives of some ranks are", "dsexplore._internal.cost.comm_command"),
 }

@@ -1,4 +1,4 @@
-"""``%%compare_numerics``: a cell that is the parallel program, compared with a model on one process."""
+"""``%%compare_numerics``: compares the numbers of a parallel program in a cell with those of a model on one process."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ assigns stays there. The report is `_report`."""
 
 
 def _parser() -> MagicParser:
+    """Return the parser of the magic's options."""
     parser = MagicParser("compare_numerics", _HELP)
     option = parser.add_argument
     option("reference", nargs="?", help="name of a function that returns the model on one process, and its step")
@@ -47,11 +48,11 @@ _PARSER = _parser()
 
 @magics_class
 class CompareMagics(Magics):
-    """The magic.
+    """The magic ``%%compare_numerics``.
 
     Args:
         shell: the shell that runs the cells.
-        open_mesh: returns the mesh of the world that is open, or an empty text.
+        open_mesh: returns the mesh of the open world, ``"dp=2,tp=2"``; empty without one.
     """
 
     shell: InteractiveShell
@@ -68,6 +69,7 @@ class CompareMagics(Magics):
     compare_numerics.__doc__ = _PARSER.format_help()
 
     def _compare(self, options: argparse.Namespace, cell: str | None) -> None:
+        """Compare a cell with the reference, and bind and show the report."""
         if cell is None:
             raise UsageError("the parallel program is a cell: write %%compare_numerics on top of one")
         mesh = options.mesh or self._open_mesh()
@@ -100,7 +102,7 @@ class CompareMagics(Magics):
 
 
 def _program(shell: InteractiveShell, cell: str) -> Parallel:
-    """Return a cell's body as a function of `mesh` that returns the value of its last expression."""
+    """Return a function of `mesh` whose body is the cell, and which returns the cell's last expression."""
     compiled = run_cell.compile_cell(shell, cell)
     tree = ast.parse(compiled.source, filename=compiled.file)
     if compiled.last is None or not isinstance(tree.body[-1], ast.Expr):

@@ -1,4 +1,4 @@
-"""`DataFiles`: the package's ``.toml`` files of one kind of hardware, and users' own with the same keys."""
+"""`DataFiles`: ``.toml`` files that describe one kind of hardware, those of the package and those of users."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dsexplore._internal.near_names import did_you_mean
 
 @dataclass(frozen=True)
 class DataFiles:
-    """Files of one kind.
+    """Files of one kind of hardware.
 
     Attributes:
-        folder: holds the package's own files.
-        kind: of hardware, as errors call it: ``"cluster"``.
-        example: name of a file that errors point at for the keys.
+        folder: folder of the package's files.
+        kind: word for the kind in errors, ``"cluster"``.
+        example: name of a file of the package that errors give as an example.
     """
 
     folder: Path
@@ -31,11 +31,11 @@ class DataFiles:
         return sorted(path.stem for path in self.folder.glob("*.toml"))
 
     def path(self, name: str, aliases: Mapping[str, str] | None = None) -> Path:
-        """Return the path of the file with a name, in any case; the path of a ``.toml`` file is itself.
+        """Return the path of a file.
 
         Args:
-            name: of a file of the package, or a path.
-            aliases: further names of files, with their own.
+            name: name of a file of the package, in any case; or the path of a ``.toml`` file, which is returned.
+            aliases: further names, each with the name of its file; None for none.
 
         Raises:
             UsageError: no file has this name.
@@ -56,7 +56,7 @@ class DataFiles:
         """Return the content of a file.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: the file cannot be read.
         """
         try:
             return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -66,14 +66,14 @@ class DataFiles:
     def check_keys(
         self, path: Path, table: Set[str], required: Set[str], optional: Set[str] = frozenset(), prefix: str = ""
     ) -> None:
-        """Refuse a table that lacks a key or has an unknown one.
+        """Raise an error if a table lacks a key or has an unknown one.
 
         Args:
-            path: of the file, for the error.
-            table: the keys of the table.
-            required: keys that it must have.
-            optional: keys that it may have.
-            prefix: of the table's keys in the error, ``"node."``.
+            path: path of the file, for the error.
+            table: keys of the table.
+            required: keys that the table must have.
+            optional: further keys that it may have.
+            prefix: prefix of the keys in the error, ``"node."``.
 
         Raises:
             UsageError: a key is missing or unknown.

@@ -1,9 +1,9 @@
 """`Displayable`: the base class of objects that display themselves in notebooks; `Result`: one with a conclusion.
 
-How an object looks is decided in ``views``, which imports the classes that it shows. Lower floors reach it
-through this module alone, which looks up the view of an object's type when the object is shown. The options of
-`Displayable.figure` and similar methods are those of that view, and so are their signature and documentation:
-``trace.figure?`` lists them, and Tab completes them.
+The views of objects are in ``views``, which imports the classes that it shows. Lower floors reach them only through
+this module, which looks up the view of an object's class when the object is shown. `Displayable.figure` and similar
+methods have the options, the signature and the documentation of that view: ``trace.figure?`` lists the options, and Tab
+completes them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class OptionsOfView(Generic[Returned]):
     """A method that accepts the options of a method of the object's view, with its signature and documentation.
 
     Args:
-        of_view: the name of the view's method.
-        method: called with the object, its own arguments, and the options by name.
+        of_view: name of the view's method.
+        method: function that is called with the object, its own arguments, and the options as keywords.
     """
 
     def __init__(self, of_view: str, method: Callable[..., Returned]) -> None:
@@ -52,36 +52,42 @@ def _options_of_view(of_view: str) -> Callable[[Callable[..., Returned]], Option
 
 @cache
 def _add_options_of_view(method: Callable[..., Returned], of_view: str, kind: type) -> Callable[..., Returned]:
-    """Return `method` with the signature that it has for objects of class `kind`; unchanged if `kind` has no view."""
+    """Return a method with the options of a view in its signature; unchanged if the class has no view.
+
+    Args:
+        method: method of `Displayable`.
+        of_view: name of the view's method whose options it accepts.
+        kind: class of the object.
+    """
     from dsexplore._internal.views import view_class
 
     view = view_class(kind)
     if view is None:
         return method
-    its = getattr(view, of_view)
+    view_method = getattr(view, of_view)
     parameters = [
         parameter for parameter in signature(method).parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD
     ]
-    options = list(signature(its).parameters.values())[1:]  # without self
+    options = list(signature(view_method).parameters.values())[1:]  # without self
     names = [parameter.name for parameter in (*parameters, *options)][1:]
 
-    def call(self: Displayable, *arguments: Any, **given: Any) -> Returned:
-        if len(arguments) > len(names):
-            raise TypeError(f"{method.__name__}() takes {len(names)} arguments at most, not {len(arguments)}")
-        refuse_unknown(call, (self, *arguments), given)
-        return method(self, **dict(zip(names, arguments, strict=False)), **given)
+    def call(self: Displayable, *args: Any, **kwargs: Any) -> Returned:
+        if len(args) > len(names):
+            raise TypeError(f"{method.__name__}() takes {len(names)} arguments at most, not {len(args)}")
+        refuse_unknown(call, (self, *args), kwargs)
+        return method(self, **dict(zip(names, args, strict=False)), **kwargs)
 
     update_wrapper(call, method)
-    call.__signature__ = Signature([*parameters, *options])  # type: ignore[attr-defined]  # read by inspect.signature
-    call.__doc__ = "\n\n".join(text for text in (getdoc(method), getdoc(its)) if text)
+    call.__signature__ = Signature([*parameters, *options])  # type: ignore[attr-defined]  # inspect.signature reads it
+    call.__doc__ = "\n\n".join(text for text in (getdoc(method), getdoc(view_method)) if text)
     return call
 
 
 class Displayable:
-    """An object that displays itself in notebooks, and writes itself to a file."""
+    """An object that displays itself in notebooks, and can be written to an HTML file."""
 
     _INTERNAL: ClassVar[frozenset[str]] = frozenset()
-    """Attributes that views and other modules of the package use, and Tab completion omits."""
+    """Attributes for other modules of the package, which Tab completion omits."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -118,14 +124,14 @@ class Displayable:
 
 
 class Result(Displayable):
-    """What an analysis or a measurement concludes. Its numbers are fields, with their units."""
+    """Conclusion of an analysis or a measurement. Its numbers are fields with units."""
 
     def verdict(self) -> str:
         """Return the conclusion in one sentence."""
         raise NotImplementedError
 
     def lines(self) -> list[str]:
-        """Return the verdict, then its reasons, its limits, and what to change."""
+        """Return the verdict, its reasons, its limits, and suggested changes, one sentence each."""
         return [self.verdict()]
 
     def to_frame(self) -> polars.DataFrame:
@@ -134,11 +140,11 @@ class Result(Displayable):
 
 
 def plain_text(shown: Displayable) -> str:
-    """Return the text that a terminal shows, without building the HTML."""
+    """Return the text of an object for a terminal, without creating its HTML."""
     return _view(shown).text()
 
 
 def _view(shown: Displayable) -> View:
-    from dsexplore._internal.views import view_of  # views are loaded when something is shown
+    from dsexplore._internal.views import view_of  # views are imported when an object is shown
 
     return view_of(shown)

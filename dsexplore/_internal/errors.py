@@ -1,28 +1,28 @@
-"""The public errors, all exported by ``dsexplore``: each says what is wrong and what to do, and where to read more.
+"""The public errors, all exported by ``dsexplore``. Each says what is wrong and what to do, and links to its page.
 
-Only `RanksFailedError` is defined elsewhere, with the run that it reports (`worlds.real.run_ranks`).
+Only `RanksFailedError` is defined elsewhere, beside the run that it reports (`worlds.real.run_ranks`).
 """
 
 from __future__ import annotations
 
 SITE = "https://dsexplore.readthedocs.io"
-"""Where the site of ``docs/`` is published; `pyproject.toml` names the same address."""
+"""Address of the published ``docs/``, as in `pyproject.toml`."""
 
 
 def page_of(error: type[BaseException]) -> str:
-    """Return the address of what the site says about a class of errors."""
+    """Return the address of the section on a class of errors."""
     return f"{SITE}/page/errors.html#{error.__name__.lower()}"
 
 
 def full_message(error: BaseException) -> str:
-    """Return the message of an error and its notes, as a traceback ends: for errors that are shown without one."""
+    """Return the message of an error and its notes, for errors that are shown without a traceback."""
     return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 class Documented(Exception):
-    """An error that ends with the address of its page, wherever it is shown.
+    """An error that is shown with the address of its page.
 
-    The address is a note, which Python, IPython and pytest print below the message: ``str(error)`` is the message.
+    The address is a note, which Python, IPython and pytest print below the message; ``str(error)`` does not include it.
     """
 
     def __init__(self, *arguments: object) -> None:
@@ -31,7 +31,7 @@ class Documented(Exception):
 
 
 class _ShownAsSentence(Documented):
-    """An error that IPython shows with the user's own frames and the message alone, without torch's and dsexplore's."""
+    """An error that IPython shows with the user's frames and the message, without frames of torch and dsexplore."""
 
     def _render_traceback_(self) -> list[str]:
         from dsexplore._internal.tracebacks import lines_of_the_program
@@ -40,11 +40,11 @@ class _ShownAsSentence(Documented):
 
 
 class UsageError(_ShownAsSentence, ValueError):
-    """An argument, option or call that cannot be honored as given."""
+    """An argument, an option or a call is not valid."""
 
 
 class TraceFileError(_ShownAsSentence, ValueError):
-    """A trace file that is truncated, foreign, or written by a newer version."""
+    """A trace file is truncated, has another format, or was written by a newer version."""
 
 
 class ClosedWorldError(_ShownAsSentence, RuntimeError):
@@ -56,7 +56,7 @@ class ExpectationError(_ShownAsSentence, AssertionError):
 
 
 class NotInitializedError(_ShownAsSentence, ValueError, AssertionError):
-    """A call needs a process group, and there is none: a ValueError as in torch, an AssertionError as in DeepSpeed."""
+    """A call needs an initialized process group: a ValueError as in torch, an AssertionError as in DeepSpeed."""
 
 
 class MismatchError(_ShownAsSentence, RuntimeError):

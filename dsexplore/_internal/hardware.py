@@ -1,6 +1,6 @@
-"""What ``hardware=`` means: a GPU or a cluster of them by name, or ``"cpu"``, CPUs with gloo.
+"""Names of hardware, the values of ``hardware=``: a GPU, a cluster, or ``"cpu"`` for CPUs with gloo.
 
-A simulated world needs the GPU of what is named, a prediction its cluster; each name gives both.
+A simulated world needs a GPU, and a prediction a cluster; each name stands for both.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dsexplore._internal.data_files import DataFiles
 from dsexplore._internal.errors import UsageError
 
 DEFAULT = "h100"
-"""The hardware of simulated worlds and of predictions unless another is named."""
+"""Default hardware of simulated worlds and predictions."""
 CPU = "cpu"
-"""CPUs with gloo, without GPUs."""
+"""Name of CPUs with gloo, without GPUs."""
 
 CLUSTER_OF = {
     "a100": "dgx-a100",
@@ -26,9 +26,9 @@ CLUSTER_OF = {
     "mi300x": "mi300x",
     CPU: "gloo-local",
 }
-"""The cluster that a GPU means where a cluster is asked for."""
+"""For the name of a GPU, the cluster that it stands for."""
 CLUSTERS = DataFiles(Path(__file__).parent / "cost" / "clusters", "cluster", "dgx-h100")
-"""The files of clusters; ``gpu`` of a file is the GPU that its name means where a GPU is asked for."""
+"""Files of clusters; the key ``gpu`` is the GPU that the name of a cluster stands for."""
 
 GPU_OF_GENERATION = {
     "ada": "l40s",
@@ -40,11 +40,11 @@ GPU_OF_GENERATION = {
     "rtx-blackwell": "l40s",
     "volta": "a100",
 }
-"""The GPU that a user's file of a cluster means which names none, by its ``generation``."""
+"""For the key ``generation`` of a user's cluster file, the GPU that it stands for without the key ``gpu``."""
 
 
 def gpu_named(hardware: str) -> str:
-    """Return the name of the GPU that a name of hardware means, ``"cpu"`` for none; an unknown name is itself.
+    """Return the GPU that a name of hardware stands for, ``"cpu"`` for none; an unknown name is returned unchanged.
 
     Example:
         >>> gpu_named("dgx-h100"), gpu_named("mi300x"), gpu_named("gloo-local")
@@ -55,23 +55,23 @@ def gpu_named(hardware: str) -> str:
 
 
 def gpu_of_file(path: str) -> str:
-    """Return the GPU of a file: the path itself, or of a cluster's file the GPU that it or its base names.
+    """Return the GPU that a cluster file, or its base, names; for the file of a GPU, the path itself.
 
     Raises:
         UsageError: the file, or its base, cannot be read.
     """
-    named: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for _, data in reversed(list(with_bases(Path(path)))):
-        named |= data
-    gpu = named.get("gpu", GPU_OF_GENERATION.get(str(named.get("generation"))))
+        values |= data
+    gpu = values.get("gpu", GPU_OF_GENERATION.get(str(values.get("generation"))))
     return path if gpu is None else str(gpu)
 
 
 def with_bases(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield path and content of a cluster's file, then of its base, then of that one's.
+    """Yield the path and the content of a cluster file, then those of its base, and so on.
 
     Raises:
-        UsageError: one cannot be read, or is the base of itself.
+        UsageError: a file cannot be read, or is its own base.
     """
     read = [path]
     yield path, (data := CLUSTERS.read(path))

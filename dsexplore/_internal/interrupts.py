@@ -1,4 +1,4 @@
-"""Delay Ctrl-C and SIGTERM during work that must be done completely or not at all; handle SIGTERM like Ctrl-C."""
+"""Contexts that delay or drop Ctrl-C and SIGTERM during work that must not be interrupted, or handle both alike."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the block has ended, then deliver them.
+    """Delay SIGINT and SIGTERM until the end of the block.
 
-    A launcher sends SIGTERM to the remaining ranks once one has failed. Outside the main thread nothing is delayed.
+    SIGTERM is included because launchers send it to the other ranks when one has failed. Outside the main thread, this
+    has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,9 +28,9 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def once_interrupted() -> Iterator[None]:
-    """Drop a further Ctrl-C while what the first one asked for is done; SIGTERM is delivered after the block.
+    """Drop further Ctrl-C in a block that handles the first one; SIGTERM is delivered after the block.
 
-    The block must end by itself soon. Outside the main thread nothing is dropped.
+    The block must be short. Outside the main thread, this has no effect.
     """
     with suppress(KeyboardInterrupt), uninterrupted():
         yield
@@ -39,9 +40,10 @@ def once_interrupted() -> Iterator[None]:
 def sigterm_interrupts() -> Iterator[list[signal.Signals]]:
     """Raise KeyboardInterrupt on SIGTERM inside the block, so that a command ended by a scheduler keeps its results.
 
+    Outside the main thread, and in a process that ignores SIGTERM or has its own handler, this has no effect.
+
     Yields:
-        the signals received so far: SIGTERM, once for each. Outside the main thread, and in a process that ignores
-        SIGTERM or has a handler of its own, nothing changes.
+        The list of received signals, to which each SIGTERM is appended.
     """
     received: list[signal.Signals] = []
 
@@ -62,7 +64,7 @@ def sigterm_interrupts() -> Iterator[list[signal.Signals]]:
 
 def _hold(number: signal.Signals, deliver: ExitStack) -> None:
     handler = signal.getsignal(number)
-    if handler is None or handler is signal.SIG_IGN:  # not Python's to replace, or ignored anyway
+    if handler is None or handler is signal.SIG_IGN:  # installed by C, or ignored anyway
         return
     held: list[FrameType | None] = []
     signal.signal(number, lambda _number, frame: held.append(frame))

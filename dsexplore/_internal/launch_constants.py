@@ -1,4 +1,5 @@
-"""How jobs are launched: port, timeout, variables. Names and values that DeepSpeed also has are DeepSpeed's."""
+"""Constants of launchers: port, timeout and environment variables, with DeepSpeed's names and values where it has
+them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 
 SIMULATED_RUN = "dsexplore-simulated"
-"""``TORCHELASTIC_RUN_ID`` of a simulated world, whose rank was not started by a launcher."""
+"""Value of ``TORCHELASTIC_RUN_ID`` in a simulated world."""
 
 TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
 DEFAULT_TIMEOUT_MINUTES = 30

@@ -1,4 +1,4 @@
-"""`MagicParser`: the options of a magic's line."""
+"""`MagicParser`: parses the options in the line of a magic."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dsexplore._internal.near_names import options_meant
 
 
 class MagicParser(argparse.ArgumentParser):
-    """A parser that raises where argparse's own would end the kernel.
+    """A parser that raises an error where argparse would end the kernel.
 
     Args:
-        name: of the magic.
-        text: its description.
+        name: name of the magic, without ``%%``.
+        text: description of the magic.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -30,11 +30,13 @@ class MagicParser(argparse.ArgumentParser):
         raise ShellUsageError(f"{self._name}: {message}{near}; %{self._name} -h lists the options")
 
     def run(self, line: str, run: Callable[[argparse.Namespace], object]) -> None:
-        """Run a magic with the options of its line, or print its help; its own errors are shown without a traceback.
+        """Run a magic with the options of its line, or print its help.
+
+        A `UsageError` of the magic is shown without a traceback; one that the user's cell raised keeps its traceback.
 
         Args:
-            line: the rest of the line after the magic's name.
-            run: called with the options. A `UsageError` that the user's cell raised keeps its traceback.
+            line: line of the magic, after its name.
+            run: function that runs the magic, given the options.
         """
         options = self.parse_line(line)
         if options.help:
@@ -44,7 +46,7 @@ class MagicParser(argparse.ArgumentParser):
             run(options)
         except UsageError as error:
             if type(error) is not UsageError or "_render_traceback_" in vars(error):
-                raise  # the cell's own
+                raise  # the cell raised it
             raise ShellUsageError(f"{self._name}: {full_message(error)}") from None
 
     def parse_line(self, line: str) -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""`Mesh`: ranks on named axes, parsed from text (``dp=2,tp=4``), from a mapping or from torch's ``DeviceMesh``."""
+"""`Mesh`: ranks on named axes, parsed from text (``dp=2,tp=4``), a mapping, or torch's ``DeviceMesh``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsexplore._internal.errors import UsageError
 from dsexplore._internal.torch_internals.dispatch import without_modes
 
 MeshLike: TypeAlias = "str | Mapping[str, int] | DeviceMesh"
-"""The axes of a mesh, outermost first: ``"dp=2,tp=4"``, a mapping, or a device mesh."""
+"""Axes of a mesh, outermost first: ``"dp=2,tp=4"``, a mapping, or a device mesh."""
 Numbers = npt.NDArray[np.int64]
 _EXAMPLE = "write it like 'dp=2,tp=4'"
 
@@ -27,7 +27,7 @@ class Mesh:
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     ranks: Numbers | None = None
-    """Ranks by coordinates; None if ranks are numbered from 0 in row-major order."""
+    """Array of ranks by coordinates; None if ranks are numbered from 0 in row-major order."""
 
     @property
     def size(self) -> int:
@@ -35,7 +35,7 @@ class Mesh:
         return math.prod(self.shape)
 
     def rank(self, coordinates: Sequence[int]) -> int:
-        """Return the rank at those coordinates."""
+        """Return the rank at given coordinates, one for each axis."""
         if self.ranks is not None:
             return int(self.ranks[tuple(coordinates)])
         return int(np.ravel_multi_index(tuple(coordinates), self.shape)) if self.shape else 0
@@ -56,7 +56,12 @@ class Mesh:
         raise UsageError(f"rank {rank!r} is not on the mesh {self or 'of one rank'}: give one of {valid}")
 
     def block(self, starts: Sequence[int], lengths: Sequence[int]) -> Numbers:
-        """Return all ranks of a block of coordinates, in mesh order."""
+        """Return the ranks of a block of the mesh, in mesh order.
+
+        Args:
+            starts: first coordinate of the block on each axis.
+            lengths: number of coordinates on each axis.
+        """
         indices = tuple(np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True))
         if not indices:
             return np.zeros(1, dtype=np.int64)
@@ -72,7 +77,7 @@ def parse_mesh(mesh: MeshLike | Mesh | None) -> Mesh:
     """Parse ``"dp=2,tp=4"``, ``{"dp": 2, "tp": 4}`` or a device mesh; None or empty gives a mesh without axes.
 
     Raises:
-        UsageError: an axis without a name or a size, a size below 1, a name used twice.
+        UsageError: an axis has no name or no size, a size is below 1, or two axes have the same name.
     """
     if isinstance(mesh, Mesh):
         return mesh
@@ -90,7 +95,7 @@ def parse_mesh(mesh: MeshLike | Mesh | None) -> Mesh:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise UsageError(f"mesh {mesh!r}: axis {name} has {size!r} ranks, not 1 or more: {_EXAMPLE}")
         if axes.count(name) > 1:
-            raise UsageError(f"mesh {mesh!r} names axis {name} twice: give each axis a name of its own")
+            raise UsageError(f"mesh {mesh!r} names axis {name} twice: give each axis its own name")
     return Mesh(axes, tuple(size for _, size in pairs))
 
 
@@ -102,7 +107,7 @@ def _axis(part: str, mesh: str) -> tuple[str, int]:
 
 
 def device_ranks(mesh: DeviceMesh) -> Numbers:
-    """Return the ranks of torch's ``DeviceMesh`` by coordinates, also in a fake mode."""
+    """Return the ranks of torch's ``DeviceMesh`` by coordinates, also in a fake tensor mode."""
     with without_modes():
         return np.array(mesh.mesh.tolist(), dtype=np.int64)
 

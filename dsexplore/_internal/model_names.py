@@ -1,4 +1,4 @@
-"""Names of models' classes as the program wrote them."""
+"""`class_name`: the name of a model's class as the program wrote it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from torch import nn
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's class, without the ``FSDP`` that ``fully_shard`` prepends in a subclass."""
     model_class = type(model)
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # a model under FSDP2 has imported it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a program with FSDP2 has imported it
     wrapped = fsdp is not None and isinstance(model, fsdp.FSDPModule) and len(model_class.__bases__) > 1
     return (model_class.__bases__[1] if wrapped else model_class).__name__

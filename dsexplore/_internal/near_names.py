@@ -1,4 +1,4 @@
-"""Find the known name most similar to a misspelt one, for the end of an error message."""
+"""Suggestions for misspelled names, for the end of an error message."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable
 
 _LIKE_ENOUGH = 0.5
-"""Of `difflib`'s ratio: ``pt`` and ``tp`` have half their letters in the same order."""
+"""Smallest ratio of `difflib` that counts as similar: that of ``pt`` and ``tp``."""
 _MOST_LISTED = 12
+"""Number of names that a message lists at most."""
 _INVALID_VALUE = re.compile(
     r"argument (?:-\w/)?(?P<option>--[\w-]+): invalid (int|float|choice)(?: value)?: '(.*?)'(?: \(choose from (.*)\))?"
 )
 _EXAMPLES = {"int": ("a whole number", 8), "float": ("a number", 0.5)}
-"""By the type that argparse names: what is wanted, in words, and one of it."""
+"""For a type that argparse names in an error: what it means in words, and an example."""
 _RENAMED = {
     **dict.fromkeys(("cluster", "device", "gpu", "target", "machine"), "hardware"),
     **dict.fromkeys(("ranks", "nproc", "num_ranks", "size"), "world_size"),
@@ -21,11 +22,15 @@ _RENAMED = {
     **dict.fromkeys(("colors", "colour", "colours", "colour_by"), "color_by"),
     **dict.fromkeys(("repeats", "repeat"), "rounds"),
 }
-"""Names of arguments that people give, and the ones meant, which other letters make."""
+"""Names that people use for an argument, with its actual name, which is spelled differently."""
 
 
 def argument_meant(given: str, candidates: Iterable[str]) -> str:
-    """Return `` (did you mean 'hardware'?)`` for an argument that a function has not; empty if none is like it.
+    """Return `` (did you mean 'hardware'?)`` for an unknown argument of a function; empty if none is similar.
+
+    Args:
+        given: name in the call.
+        candidates: names of the function's arguments.
 
     Example:
         >>> argument_meant("gpu", ["world_size", "hardware"]), argument_meant("lane", ["lanes", "color_by"])
@@ -52,11 +57,11 @@ def nearest(given: object, candidates: Iterable[str]) -> str | None:
 
 
 def options_meant(message: str, candidates: Iterable[str]) -> str:
-    """Return a hint for the end of an argparse message: the option or value that was meant; empty if there is none.
+    """Return a hint for the end of an argparse message: the option or the value that was meant; empty if unknown.
 
     Args:
-        message: names an unknown option, or a value that an option does not take.
-        candidates: the existing options.
+        message: argparse's message about an unknown option, or about a wrong value of an option.
+        candidates: existing options.
     """
     options = {option for option in candidates if option.startswith("--")}
     value = _INVALID_VALUE.search(message)
@@ -64,7 +69,9 @@ def options_meant(message: str, candidates: Iterable[str]) -> str:
         if value["option"] not in options:
             return ""
         plural = value["option"] + "s"
-        return f" (did you mean {plural}?)" if plural in options and "," in value[3] else _value_meant(*value.groups())
+        if plural in options and "," in value[3]:
+            return f" (did you mean {plural}?)"
+        return _value_meant(*value.groups())
     words = (word.partition("=")[0].rstrip(":,") for word in message.split() if word.startswith("--"))
     names = [option.removeprefix("--") for option in options]
     unknown = next((word.removeprefix("--") for word in words if word not in options), "")
@@ -82,7 +89,8 @@ def _value_meant(option: str, kind: str, value: str, choices: str | None) -> str
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return ``dp, tp``; for many names the first ones, and how many more there are."""
-    every = list(names)
-    more = len(every) - _MOST_LISTED
-    return ", ".join(every[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")
+    """Return ``dp, tp``; for more than `_MOST_LISTED` names, the first ones and the number of the others."""
+    names = list(names)
+    text = ", ".join(names[:_MOST_LISTED])
+    more = len(names) - _MOST_LISTED
+    return f"{text} and {more:,} more" if more > 0 else text

@@ -1,4 +1,4 @@
-"""Pause Python's cyclic garbage collector while very many lasting objects are created."""
+"""`no_collection`: pauses Python's cyclic garbage collector while many lasting objects are created."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable the garbage collector inside the block: it would repeatedly traverse everything that is read, in vain."""
+    """Disable the garbage collector inside the block, where it would repeatedly traverse objects that stay alive."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""DTensor placements as short text, formatted and parsed: ``S(0)``, ``R``, ``P``, and ``_S(0, 2)`` when strided."""
+"""`Placement`: DTensor placements, parsed from and formatted as short text: ``S(0)``, ``R``, ``P``, ``_S(0, 2)``."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class Placement:
 
     kind: Kind
     dim: int = 0
-    """The dim that is split; not negative once the placement belongs to a tensor."""
+    """Dim that is split; negative values are allowed until the placement belongs to a tensor."""
     pieces: int = 1
-    """The split factor of a strided shard: number of pieces into which the dim is split before this axis splits
-    each."""
+    """Split factor of a strided shard: number of pieces of the dim, each of which this axis splits."""
     reduce_op: str = ""
-    """Reduction of partial values: sum, avg, max, …"""
+    """Reduction of partial values: sum, avg, max, …; empty for other kinds."""
 
     @property
     def cuts(self) -> bool:
@@ -50,12 +49,12 @@ class Placement:
 
 
 def short(placement: Any) -> str:
-    """Return the short text of one of torch's placements; an unknown kind's own text."""
+    """Return the short text of one of torch's placements; for an unknown kind, its ``str``."""
     return str(_plain(placement) or placement)
 
 
 def readable(text: str) -> str:
-    """Return placements as text with strided shards in words, as torch's name of them is private.
+    """Return the text of placements with strided shards in words, as torch's name for them is private.
 
     Examples:
         >>> readable("_S(0, 4), S(0)")
@@ -65,12 +64,12 @@ def readable(text: str) -> str:
 
 
 def joined(placements: Sequence[Any]) -> str:
-    """Return several placements as text, one per mesh axis in mesh order: ``"S(0), R"``."""
+    """Return the short text of several placements, one per mesh axis in mesh order: ``"S(0), R"``."""
     return ", ".join(short(placement) for placement in placements)
 
 
 def change(before: Sequence[Any], after: Sequence[Any]) -> str:
-    """Return a redistribute as text: ``"S(0)→R"``; on a mesh of several axes ``"(R, P)→(R, R)"``."""
+    """Return the text of a redistribution: ``"S(0)→R"``, or on a mesh of several axes ``"(R, P)→(R, R)"``."""
     if len(before) == len(after) == 1:
         return f"{short(before[0])}→{short(after[0])}"
     return f"({joined(before)})→({joined(after)})"
@@ -95,28 +94,32 @@ def read(placement: Any, what: str = "") -> Placement:
 
     Args:
         placement: torch's object, a `Placement`, or text.
-        what: the name of the tensor, for the message.
+        what: name of the tensor, for the error; empty for none.
 
     Raises:
-        UsageError: an object of another type, or an unknown kind of placement.
+        UsageError: the object is no placement, or one of an unknown kind.
     """
-    of = f"{what}: " if what else ""
+    prefix = f"{what}: " if what else ""
     text = placement.strip() if isinstance(placement, str) else short(placement)
     if match := _SHARD.fullmatch(text):
         return Placement("shard", int(match[1]))
     if match := _STRIDED.fullmatch(text):
         if int(match[2]) < 1:
-            raise UsageError(f"{of}placement {text}: a split factor counts pieces, so it is 1 or more")
+            raise UsageError(f"{prefix}placement {text}: the split factor is a number of pieces: give 1 or more")
         return Placement("strided", int(match[1]), int(match[2]))
     if _REPLICATE.fullmatch(text):
         return Placement("replicate")
     if match := _PARTIAL.fullmatch(text):
         return Placement("partial", reduce_op=match[1] or "sum")
-    raise UsageError(f"{of}{placement!r} is not a placement: {_EXAMPLE}")
+    raise UsageError(f"{prefix}{placement!r} is not a placement: {_EXAMPLE}")
 
 
 def read_all(placements: Any, what: str = "") -> tuple[Placement, ...]:
-    """Convert placements in mesh order: one, several, or text such as ``"S(0), R"``.
+    """Convert placements, one per mesh axis in mesh order: one object, several, or text such as ``"S(0), R"``.
+
+    Args:
+        placements: the placements.
+        what: name of the tensor, for the error; empty for none.
 
     Raises:
         UsageError: one of them is not a placement.

@@ -1,4 +1,4 @@
-"""Results on standard output; the reader may close the pipe early, as ``head`` does."""
+"""`print_result`: prints to standard output, also if the reader closes the pipe early, as ``head`` does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def print_result(text: str) -> None:
-    """Print a line; if the reader has closed the pipe, drop the rest without an error."""
+    """Print a text and a newline; if the reader has closed the pipe, drop the rest of the output."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -15,7 +15,7 @@ def print_result(text: str) -> None:
 
 
 def print_no_more() -> None:
-    """Redirect standard output to ``/dev/null`` after a broken pipe; Python would fail again when it flushes."""
+    """Redirect standard output to ``/dev/null`` after a broken pipe, as Python would fail again when it flushes."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

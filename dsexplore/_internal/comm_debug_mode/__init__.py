@@ -1,1 +1,1 @@
-"""``CommDebugMode`` with the interface of torch's class, on this package's recorder."""
+"""``CommDebugMode`` with the interface of torch's class, based on this package's recorder."""

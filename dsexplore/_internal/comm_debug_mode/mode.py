@@ -1,10 +1,10 @@
-"""torch's ``CommDebugMode`` on this project's recorder: the same names and results, without its faults.
+"""`CommDebugMode`: a drop-in for torch's class of that name, based on this package's recorder.
 
-What must hold, on success and on exception:
+Requirements, on success and on exception:
 
-1. counts, tables and JSON are torch's (`trace.torch_json` says where there is more);
-2. collectives come from the recorder, so that those of other threads, DDP's reducer, a module that runs twice,
-   microbatches and nested modes are counted right; the dispatch mode itself only lists operations;
+1. counts, tables and JSON are those of torch (`trace.torch_json` lists additions);
+2. collectives come from the recorder, so those of other threads, DDP's reducer, a module that runs twice, microbatches
+   and nested modes are counted correctly; the dispatch mode itself only lists operations;
 3. compiled code stays compiled;
 4. no parameter and no model is kept alive: `get_parameter_info` reads the model when it is called.
 """
@@ -35,11 +35,11 @@ from dsexplore._internal.trace.trace import Trace
 
 _COLORS = re.compile(r"\033\[[0-9;]*m")
 _HEADINGS = {"recompute": "ACTIVATION CHECKPOINTING", "optimizer": "OPTIMIZER"}
-"""Of the phases that torch's mode does not tell apart; operations that are recomputed stand under the first already."""
+"""Headings of the phases that torch's mode does not separate; it lists recomputed operations under the first."""
 
 
 def earlier_table(tree: Mapping[str, ModuleNode], counts: Mapping[str, ModuleCounts]) -> str:
-    """Return each module with its collectives: the table of earlier versions."""
+    """Return the table of earlier versions of torch: each module with its collectives."""
     lines = []
     for name, node in tree.items():
         lines.append("  " * node.depth + name)
@@ -49,11 +49,11 @@ def earlier_table(tree: Mapping[str, ModuleNode], counts: Mapping[str, ModuleCou
 
 
 def table(mode: Any, noise_level: int) -> str:
-    """Return the table of torch's mode, in which each module has its recomputed collectives and those of optimizers.
+    """Return torch's table, with the collectives of recomputation and of optimizers added to each module.
 
     Args:
-        mode: of `trace.torch_json.torchs_mode`.
-        noise_level: as torch has it.
+        mode: torch's mode with the recorded collectives, from `trace.torch_json.torchs_mode`.
+        noise_level: 0 to 3, as for `CommDebugMode.generate_comm_debug_tracing_table`.
     """
     tracker, blocks = mode.advanced_module_tracker, []
     for name, helper in tracker.module_helper_dict.items():
@@ -74,7 +74,7 @@ def _torch_sections(block: str, indent: str, counts: Mapping[str, Mapping[Any, i
 
 
 def write_plain(table: str, file_name: str | os.PathLike[str]) -> None:
-    """Write a table without its colors."""
+    """Write a table to a file, without colors."""
     with writing(Path(file_name)) as partial:
         partial.write_text(_COLORS.sub("", table), encoding="utf-8")
 
@@ -100,7 +100,7 @@ Operation = dict[str, object]
 class CommDebugMode(torchs.CommDebugMode):
     """Counts collectives per op and per module: a drop-in for ``torch.distributed.tensor.debug.CommDebugMode``.
 
-    Names of earlier versions of torch's class work too. `trace` has all that the recorder saw: bytes, groups, causes.
+    Names of earlier versions of torch's class work too. `trace` is the full recording, with bytes, groups and causes.
 
     .. code-block:: python
 
@@ -116,7 +116,7 @@ class CommDebugMode(torchs.CommDebugMode):
         1
     """
 
-    advanced_module_tracker: CommModeModuleTracker  # type: ignore[assignment] # with the attributes of torch's
+    advanced_module_tracker: CommModeModuleTracker  # type: ignore[assignment] # it has the attributes of torch's
     _operations: dict[ModuleEntry | None, list[Operation]]
 
     def __init__(self) -> None:
@@ -155,16 +155,17 @@ class CommDebugMode(torchs.CommDebugMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload):  # one that calls functions of the program
+        if not isinstance(func, OpOverload):  # a higher-order op, which calls functions of the program
             return func(*args, **kwargs)
         if any(issubclass(kind, DTensor) for kind in types):
             self._list_operation(func, args)
-            return NotImplemented  # DTensor's own dispatch runs, and the ops that it issues come here again
+            return NotImplemented  # DTensor's dispatch calls ops on local tensors, which come here again
         if active_fake_mode() is None and not any(isinstance(arg, FakeTensor) for arg in args):
             self._list_operation(func, args)
         return func(*args, **kwargs)
 
     def _list_operation(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Add an op to the operations of the running module."""
         tensors = [arg for arg in args if isinstance(arg, DTensor)]
         tracker = self.advanced_module_tracker
         operation = {
@@ -197,7 +198,7 @@ class CommDebugMode(torchs.CommDebugMode):
 
     @property
     def comm_counts(self) -> dict[Op, int]:
-        """Op → count; functional ops under their older names, as `NATIVE_TO_PY_MAPPING` has them."""
+        """Count of each op; functional ops have their older names, those of `NATIVE_TO_PY_MAPPING`."""
         self._refresh_if_open()
         return self._comm_counts
 
@@ -207,7 +208,7 @@ class CommDebugMode(torchs.CommDebugMode):
 
     @property
     def comm_module_counts(self) -> dict[str, ModuleCounts]:
-        """Module → phase → op → count, each module with those inside it."""
+        """Counts by module, phase and op; a module includes its submodules."""
         self._refresh_if_open()
         return self._comm_module_counts
 
@@ -217,7 +218,7 @@ class CommDebugMode(torchs.CommDebugMode):
 
     @property
     def comm_module_operation_counts(self) -> dict[str, dict[str, list[Operation]]]:
-        """Module → ``{"operations_list": […]}``: its operations in order, collective or not."""
+        """Operations of each module in order, collectives and others, as ``{"operations_list": […]}``."""
         listed: dict[str, dict[str, list[Operation]]] = {}
         for module, operations in self._operations.items():
             name = module.name if module is not None else GLOBAL
@@ -225,11 +226,11 @@ class CommDebugMode(torchs.CommDebugMode):
         return listed
 
     @comm_module_operation_counts.setter
-    def comm_module_operation_counts(self, _of_torchs_constructor: object) -> None:
+    def comm_module_operation_counts(self, _value_in_torchs_constructor: object) -> None:
         self._operations = {}
 
     def get_comm_module_counts(self) -> dict[str, ModuleCounts]:
-        """Return `comm_module_counts`, where an op is a key beside the phases, as in earlier versions.
+        """Return `comm_module_counts`; as in earlier versions of torch, an op can be a key in place of a phase.
 
         Examples:
             >>> list(mode.get_comm_module_counts())
@@ -238,7 +239,7 @@ class CommDebugMode(torchs.CommDebugMode):
         return self.comm_module_counts
 
     def print_parameter_info(self) -> None:
-        """Print what `get_parameter_info` returns.
+        """Print the result of `get_parameter_info`.
 
         Examples:
             >>> mode.print_parameter_info()  # no module ran
@@ -249,7 +250,7 @@ class CommDebugMode(torchs.CommDebugMode):
     print_paramater_info = print_parameter_info
 
     def print_sharding_info(self) -> None:
-        """Print what `get_sharding_info` returns, a line per parameter.
+        """Print the result of `get_sharding_info`, one line per parameter.
 
         Examples:
             >>> mode.print_sharding_info()  # no module ran
@@ -261,7 +262,7 @@ class CommDebugMode(torchs.CommDebugMode):
         return torch_json.torchs_mode(tree, self.comm_module_counts, self.comm_module_operation_counts)
 
     def generate_module_tracing_table(self) -> str:
-        """Return the modules, indented, each with its collectives: the table of earlier versions.
+        """Return the table of earlier versions of torch: modules, indented, each with its collectives.
 
         Examples:
             >>> "allreduce_: 1" in mode.generate_module_tracing_table()
@@ -270,11 +271,11 @@ class CommDebugMode(torchs.CommDebugMode):
         return earlier_table(self.advanced_module_tracker.tree, self.comm_module_counts)
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
-        """Return the modules, indented, each with collectives and operations of forward, backward and so on.
+        """Return a table of modules, indented, each with the collectives and operations of its phases.
 
         Args:
-            noise_level: 0: collectives; 1: and types, parameters, and operations on DTensors; 2: and other operations;
-                3: and trivial ones, see `trivial_ops`.
+            noise_level: 0 for collectives; 1 adds types, parameters and operations on DTensors; 2 adds other
+                operations; 3 adds `trivial_ops`.
 
         Examples:
             >>> "allreduce_" in mode.generate_comm_debug_tracing_table(noise_level=0)
@@ -285,7 +286,11 @@ class CommDebugMode(torchs.CommDebugMode):
     def generate_json_dump(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.json", noise_level: int = 3
     ) -> None:
-        """Write the tree of `generate_comm_debug_tracing_table` as JSON.
+        """Write the content of `generate_comm_debug_tracing_table` as JSON.
+
+        Args:
+            file_name: path of the file.
+            noise_level: as for `generate_comm_debug_tracing_table`.
 
         Examples:
             >>> mode.generate_json_dump("modules.json")
@@ -297,7 +302,11 @@ class CommDebugMode(torchs.CommDebugMode):
     def log_comm_debug_tracing_table_to_file(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.txt", noise_level: int = 3
     ) -> None:
-        """Write `generate_comm_debug_tracing_table` without its colors.
+        """Write the table of `generate_comm_debug_tracing_table` to a file, without colors.
+
+        Args:
+            file_name: path of the file.
+            noise_level: as for `generate_comm_debug_tracing_table`.
 
         Examples:
             >>> mode.log_comm_debug_tracing_table_to_file("table.txt")
@@ -307,7 +316,7 @@ class CommDebugMode(torchs.CommDebugMode):
         write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
 
     def log_module_tracing_table_to_file(self, file_name: str | os.PathLike[str] = "output.txt") -> None:
-        """Write `generate_module_tracing_table` without its colors.
+        """Write the table of `generate_module_tracing_table` to a file, without colors.
 
         Examples:
             >>> mode.log_module_tracing_table_to_file("modules.txt")

@@ -1,4 +1,4 @@
-"""torch's module tracker on this project's recorder: which modules ran, with their parameters and placements."""
+"""`CommModeModuleTracker`: replaces torch's module tracker in `CommDebugMode`, based on this package's recorder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dsexplore._internal.trace.trace import Trace
 
 
 class CommModeModuleTracker:
-    """The modules that ran inside the block, with their parameters and placements, under torch's attribute names.
+    """Modules that ran in a block, with their parameters and placements, under the attribute names of torch's class.
 
-    Each attribute is computed when it is read, during the block and after it; a deleted model has no parameters.
+    Each attribute is computed when it is read, during the block or after it. A deleted model has no parameters.
     """
 
     def __init__(self) -> None:
@@ -65,6 +65,7 @@ class CommModeModuleTracker:
         return self._tree
 
     def _refresh(self) -> None:
+        """Compute the tree of the modules that ran so far."""
         tree = torch_json.module_tree(self.trace.tables)
         self._references = {
             module.name: module.reference for module in recorder_in_use.followed() if module.name in tree
@@ -80,7 +81,8 @@ class CommModeModuleTracker:
 
     @staticmethod
     def _alive(references: dict[str, weakref.ref[nn.Module]]) -> list[tuple[str, nn.Module]]:
-        return [(name, model) for name, reference in references.items() if (model := reference()) is not None]
+        models = {name: reference() for name, reference in references.items()}
+        return [(name, model) for name, model in models.items() if model is not None]
 
     @property
     def module_helper_dict(self) -> dict[str, dict[str, object]]:
@@ -99,7 +101,7 @@ class CommModeModuleTracker:
 
     @property
     def parent_dict(self) -> dict[str, list[str]]:
-        """{module: its children, each once}."""
+        """{module: its children}, for modules with children."""
         return {name: list(node.children) for name, node in self.tree.items() if node.children}
 
     @property
@@ -107,12 +109,13 @@ class CommModeModuleTracker:
         """{module: {name: data of its direct parameters}}, for modules that still exist."""
         tree = self.tree
         alive = dict(self._alive(self._references))
-        parameters = {
-            name: {key: parameter.data for key, parameter in alive[name].named_parameters(recurse=False)}
-            for name in tree
-            if name in alive
-        }
-        return {name: parameters_of_module for name, parameters_of_module in parameters.items() if parameters_of_module}
+        parameters: dict[str, dict[str, torch.Tensor]] = {}
+        for name in tree:
+            direct = alive[name].named_parameters(recurse=False) if name in alive else ()
+            data = {key: parameter.data for key, parameter in direct}
+            if data:
+                parameters[name] = data
+        return parameters
 
     @property
     def sharding_dict(self) -> dict[str, tuple[Placement, ...]]:
@@ -136,7 +139,7 @@ class CommModeModuleTracker:
 
     @property
     def name(self) -> str:
-        """Running module; in backward, the module that made the running node in forward."""
+        """Running module; in backward, the module whose forward created the running autograd node."""
         module = recorder_in_use.running_module() if self._open is not None else None
         return module.name if module is not None else GLOBAL
 

@@ -41,4 +41,4 @@ def test_forward_and_backward_are_those_of_plain_attention() -> None:
         assert flexible.is_cuda
     torch.testing.assert_close(flexible, plain)
     torch.testing.assert_close(of_flexible, of_plain, atol=1e-5, rtol=1e-5)
-    assert [str(one.message).partition(" is left out")[0] for one in said] == ["torch.compile"]
+    assert [str(one.message).partition(" does nothing")[0] for one in said] == ["torch.compile"]

@@ -130,7 +130,7 @@ def test_what_torch_sends_of_others_tensors() -> None:
     with world("nccl"):
         weight = nn.Parameter(torch.ones(2))
         average_parameters([weight], dist.group.WORLD)
-        with pytest.raises(RuntimeError, match="all_reduce got a tensor"):
+        with pytest.raises(RuntimeError, match="the tensor of all_reduce is a CPU tensor"):
             dist.all_reduce(weight.data)
 
 

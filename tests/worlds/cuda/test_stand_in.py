@@ -244,7 +244,7 @@ class TestBlock:
         ("arguments", "named"),
         [
             ({"gpu": "h1000"}, "no hardware named 'h1000' is known .*: name one of a100, b200, h100"),
-            ({"ranks_per_node": 0}, "a node of 0 GPUs"),
+            ({"ranks_per_node": 0}, "a node cannot have 0 GPUs"),
             ({"local_rank": 8}, "local rank 8 is not in a node of 8 GPUs: give one from 0 to 7"),
             ({"local_rank": -1}, "local rank -1"),
         ],
@@ -258,7 +258,7 @@ class TestBlock:
     def test_a_device_that_the_node_lacks_is_named(self) -> None:
         with (
             cuda_stand_in(ranks_per_node=4),
-            pytest.raises(UsageError, match=r"cuda:4 is asked for, but .* has 4 GPUs"),
+            pytest.raises(UsageError, match=r"there is no cuda:4: .* has 4 GPUs"),
         ):
             torch.cuda.set_device(4)
 

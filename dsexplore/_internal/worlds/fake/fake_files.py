@@ -53,7 +53,7 @@ def _deepcopy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
         return memo[id(tensor)]
     if not tensor.is_leaf:
         return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call] # torch refuses
-    copied: any = tensor.detach().clone()
+    copied: Any = tensor.detach().clone()
     memo[id(tensor)] = copied
     missing = {name: value for name, value in vars(tensor).items() if name not in vars(copied)}
     vars(copied).update(copy.deepcopy(missing, memo))  # the program's, and the mark of a parameter

@@ -99,7 +99,7 @@ def _converted(parameter: Any, function: Callable[..., Any]) -> nn.Parameter:
     with torch.no_grad():
         data = function(parameter)
         grad = None if parameter.grad is None else function(parameter.grad)
-    converted: any = parameter
+    converted: Any = parameter
     if can_take_data(parameter, data):
         parameter.grad = None
         parameter.data = data

@@ -47,8 +47,7 @@ def _attention(
             with_sums = torch.is_grad_enabled() and query.requires_grad
             options = (bias, with_sums, dropout_p, is_causal)
             return efficient_attention(query, key, value, *options, scale=scale)[0]
-    options = (attn_mask, dropout_p, is_causal)
-    return _ATTENTION.decompose(query, key, value, *options, scale=scale, enable_gqa=enable_gqa)
+    return _ATTENTION.decompose(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _is_for_flash(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:

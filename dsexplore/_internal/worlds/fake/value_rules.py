@@ -205,9 +205,9 @@ def _are_few(tensor: Any, most: int | None) -> bool:
 
 
 class _Slot(NamedTuple):
-    """Stands for a tensor among a call's arguments: its index among the different tensors of the call."""
+    """Stands for a tensor among a call's arguments: its number among the different tensors of the call."""
 
-    index: int
+    number: int
 
 
 def _pointwise(call: OpCall) -> Element | None:
@@ -266,7 +266,7 @@ def _run_on_elements(
         for dtype in (torch.float64, torch.int64):
             tensors = [table[:, i, 0].to(torch.bool if is_bool else dtype) for i, (_, is_bool) in enumerate(elements)]
             try:
-                result = func(*(tensors[arg.index] if isinstance(arg, _Slot) else arg for arg in args), **dict(kwargs))
+                result = func(*(tensors[arg.number] if isinstance(arg, _Slot) else arg for arg in args), **dict(kwargs))
             except RuntimeError:  # the op does not support the dtype
                 continue
             mean = math.nan if result.is_complex() else float((result.double() * weights).sum() / weights.sum())

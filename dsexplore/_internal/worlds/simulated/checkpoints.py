@@ -46,7 +46,7 @@ def _coordinates(wrapper: Any) -> bool:
 
 def _alone(data: Any, wrapper: Any) -> list[Any]:
     """Return the answers of all ranks: this rank's, and empty ones of the others, without items or write results."""
-    empty: any = data
+    empty: Any = data
     if isinstance(data, list):
         empty = []
     elif isinstance(data, _PLANS):

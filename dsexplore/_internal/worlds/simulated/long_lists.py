@@ -29,7 +29,7 @@ def _propagate_once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts)
         kinds = _TensorKinds.of(op_schema.args_schema)
         if kinds is None:
             return original(propagator, op_schema)
-        sharding: any = original(propagator, _select(op_schema, kinds.firsts))
+        sharding: Any = original(propagator, _select(op_schema, kinds.firsts))
         schema = sharding.redistribute_schema
         return replace(
             sharding,
