@@ -1,4 +1,4 @@
-"""``dsexplore lab | demo | show | aio``."""
+"""The command ``dsexplore`` runs its subcommands ``lab``, ``demo``, ``show`` and ``aio``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``%%compare_numerics``: the cell is the parallel program, and leaves a report and nothing else."""
+"""``%%compare_numerics`` compares a cell with a model, and leaves only a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files of hardware: found by name, alias and path; what is wrong with one is named."""
+"""Data files of hardware are found by name, alias and path; errors name what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsexplore._internal.errors import UsageError
 
 @pytest.fixture
 def files(tmp_path: Path) -> DataFiles:
-    """Two files of the package."""
+    """Return the data files of a package with two files."""
     for name in ("big", "small"):
         (tmp_path / f"{name}.toml").write_text('title = "T"\n[node]\nspeed = 1\n')
     return DataFiles(tmp_path, "disk", "big")

@@ -1,4 +1,4 @@
-"""What a terminal shows of an object."""
+"""A terminal shows the text of an object."""
 
 import re
 

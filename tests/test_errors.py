@@ -1,4 +1,4 @@
-"""Each public error ends in the address of its section of the site, which says cause and remedy.
+"""Each public error ends with the address of its section, which has cause and remedy.
 
 Modules: ``dsexplore/_internal/errors.py``.
 """

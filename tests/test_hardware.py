@@ -1,4 +1,4 @@
-"""``hardware``: one name for a GPU and its cluster, and what an old spelling or a misspelt argument is told."""
+"""A name of hardware stands for a GPU and its cluster; errors suggest a name for a misspelled one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a real kernel on a cell that hangs on local ranks, as a front end sends it: to all processes of the kernel.
+"""Ctrl-C ends a cell that hangs on local ranks, sent to all processes of a real kernel as by a front end.
 
 Modules: ``real_cells.py``, ``magics.py``, ``interrupts.py``, ``worlds/real/rank_world.py``.
 """
@@ -36,22 +36,22 @@ def kernel() -> Iterator[Kernel]:
 
 
 def pids(shown: str) -> set[int]:
-    """Return the processes of the ranks, which they print."""
+    """Return the process numbers that the ranks print."""
     return {int(pid) for pid in re.findall(r"here (\d+)", shown)}
 
 
 def ranks_of(kernel: Kernel) -> set[int]:
-    """Return the processes of the ranks that ran the last cell."""
+    """Return the process numbers of the ranks that ran the last cell."""
     return pids("\n".join(kernel.shown))
 
 
 def all_wait(shown: str) -> bool:
-    """Return whether both ranks have come to where they wait."""
+    """Return True if both ranks have reached the line where they wait."""
     return len(pids(shown)) == 2 and all(map(is_waiting, pids(shown)))
 
 
 def interrupted(kernel: Kernel, cell: str, times: int = 1) -> str:
-    """Interrupt a cell on which both ranks wait, and return what the kernel answers."""
+    """Interrupt a cell in which both ranks wait, and return the kernel's reply."""
     reply = kernel.run(cell, all_wait, times)
     said = "\n".join(reply["traceback"])
     assert reply["ename"] == "KeyboardInterrupt", said

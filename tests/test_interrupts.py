@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C; that both can be held back is tested where worlds are opened and closed."""
+"""SIGTERM raises KeyboardInterrupt in `sigterm_interrupts`; the tests of worlds cover delayed signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``%%commtrace``: the cell runs as a cell, in a simulated world or in the user's, and leaves nothing."""
+"""``%%commtrace`` runs a cell in a simulated world or in the user's, and restores the namespace and torch."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class TestLine:
 
 
 class TestNextStep:
-    """What to do is said where a step was left out."""
+    """A message says what to do if a step was omitted."""
 
     def test_a_cell_that_communicates_without_a_world(self, notebook: Notebook) -> None:
         ran = notebook.run(f"%%commtrace\n{SEND}")
@@ -207,7 +207,7 @@ shell.run_cell("%%commtrace\\n1")
 
 
 class TestBadInput:
-    """One clear message each, and the next %%commtrace in the same kernel works."""
+    """Bad input raises one clear error, and the next %%commtrace in the same kernel works."""
 
     @pytest.mark.parametrize(
         ("cell", "message"),
@@ -333,7 +333,7 @@ KERNEL_CELLS = [
 
 @pytest.mark.processes
 class TestKernel:
-    """What only a real kernel can show."""
+    """A real kernel is needed for these tests."""
 
     def test_nbclient_stops_on_an_error(self) -> None:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in KERNEL_CELLS])

@@ -1,4 +1,4 @@
-"""Meshes: parsed and written as text, and ranks by coordinates, numbered in row-major order and not."""
+"""Meshes are parsed from text and formatted; coordinates give ranks, in row-major and in other orders."""
 
 from __future__ import annotations
 

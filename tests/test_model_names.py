@@ -16,7 +16,7 @@ class Plain(nn.Module):
 
 
 class Mixed(Plain, nn.Sequential):
-    """A class with two bases, which is no model under FSDP2."""
+    """A class with two bases that does not use FSDP2."""
 
 
 def test_a_plain_model_has_its_own_class() -> None:

@@ -1,4 +1,4 @@
-"""The name that was meant: for axes, ops, modules and options alike."""
+"""Errors suggest the name that was meant, for axes, ops, modules and options."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def test_the_option_that_argparse_did_not_know() -> None:
     ],
 )
 def test_a_value_that_an_option_does_not_take(message: str, hint: str) -> None:
-    """A hint never names the option that was written."""
+    """A hint does not name the option of the command line itself."""
     assert options_meant(message, ["--world-size", "--timeout", "--attention", "--hardware"]) == hint

@@ -1,4 +1,4 @@
-"""A pause of the garbage collector ends as it began."""
+"""The garbage collector is as enabled after a pause as before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsexplore._internal.paused_collector import no_collection
 
 @pytest.fixture(params=[True, False])
 def is_enabled(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Yield whether the collector runs before the pause."""
+    """Yield True if the collector is enabled before the pause, else False."""
     (gc.enable if request.param else gc.disable)()
     yield request.param
     gc.enable()

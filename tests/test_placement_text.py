@@ -1,4 +1,4 @@
-"""Placements in their short form."""
+"""Placements are parsed from their short form, and formatted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsexplore._internal.placement_text import change, joined, short
 
 
 class MaskedPartial(Partial):
-    """A kind of partial sum, such as that of a sharded embedding."""
+    """A kind of partial placement, such as that of a sharded embedding."""
 
 
 class Unknown:

@@ -1,4 +1,4 @@
-"""Results on standard output whose reader has gone."""
+"""Printing to a pipe whose reader has closed it raises no error."""
 
 from __future__ import annotations
 

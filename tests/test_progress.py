@@ -1,4 +1,4 @@
-"""Progress: nothing for short work, nothing where nobody looks, nothing left behind; and what Ctrl-C keeps."""
+"""Progress is drawn only for long work and only if it is seen, and removed at the end; Ctrl-C keeps results."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Kept:
-    """A screen that keeps what it was given."""
+    """A screen that stores the states that it shows."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []
@@ -71,7 +71,7 @@ class Terminal(io.StringIO):
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Let standard error be a terminal."""
+    """Make standard error a terminal."""
     opened = Terminal()
     monkeypatch.delenv("DSEXPLORE_PROGRESS", raising=False)
     monkeypatch.delenv("RANK", raising=False)
@@ -175,7 +175,7 @@ def test_recording_counts_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Child:
-    """A Python program that is sent a real SIGINT, and then tells what it kept as JSON."""
+    """A Python program that gets a real SIGINT, and then prints its results as JSON."""
 
     def __init__(self, program: str, *arguments: str) -> None:
         self._process = subprocess.Popen(

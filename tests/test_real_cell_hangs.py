@@ -1,4 +1,4 @@
-"""``%%commtrace --real``: cells whose ranks wait for one another until a timeout, an error or Ctrl-C.
+"""Cells of ``%%commtrace --real`` whose ranks wait for each other end by a time-out, an error or Ctrl-C.
 
 Modules: ``real_cells.py``, ``worlds/real/rank_world.py``.
 """
@@ -31,7 +31,7 @@ def notebook(plain_shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a file that is there once each rank of a cell has printed ``here`` and waits."""
+    """Return the path of a file that exists once each rank of a cell has printed ``here`` and waits."""
     wait_for_all, go = rank_world.wait_for_all, tmp_path / "go"
 
     def tell_once_all_wait(ranks: Sequence[rank_handle.RankHandle], deadline: float, *more: Any) -> int | None:
@@ -75,7 +75,7 @@ Hang = Callable[..., tuple[BaseException | None, str]]
 def hang(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> Hang:
     """Run a cell until each rank has printed ``here`` and waits, or is stopped; then its time is up, or a signal comes.
 
-    Returns its error, and what is shown.
+    Returns its error and its output.
     """
     wait_for_all = rank_world.wait_for_all
     signals: list[signal.Signals] = []
@@ -156,7 +156,7 @@ dist.all_reduce(torch.ones(16 if rank == 1 else 8))
 def test_where_gloo_ends_a_process_the_rank_with_another_size_is_named(
     notebook: Notebook, go: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks 2 and 3 wait inside the collective before rank 0 gets more than it expects."""
+    """Ranks 2 and 3 wait inside the collective before rank 0 receives more data than it expects."""
     monkeypatch.setattr(rank_world, "GRACE", 4.0)  # in which its neighbors find out that it is gone
     error, text = notebook.run(f"%%commtrace --real 4 --timeout 240\n{SUM}go = {str(go)!r}\n{ANOTHER_SIZE}")
     assert isinstance(error, RanksFailedError)

@@ -1,4 +1,4 @@
-"""``%%commtrace --real``: cells on local ranks, their values, their errors, and that nothing of them stays."""
+"""``%%commtrace --real`` runs cells on local ranks, shows their values and errors, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_rank_that_dies_is_named(notebook: Notebook, end: str, how: str) -> No
 
 @pytest.fixture
 def all_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the other ranks as long as they need to find out that a peer is gone."""
+    """Give the other ranks enough time to notice that a peer has ended."""
     monkeypatch.setattr(rank_world, "GRACE", 60.0)
 
 
@@ -192,7 +192,7 @@ def test_much_output_is_read_on_and_its_middle_left_out(notebook: Notebook) -> N
 
 
 def test_lines_are_shown_while_ranks_run(notebook: Notebook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The cell goes on once its first line has been shown."""
+    """The cell continues when its first line has been shown."""
     go = tmp_path / "go"
 
     class Shown(RankScreen):
@@ -301,7 +301,7 @@ def test_a_full_dev_shm_is_the_error_of_what_needs_it_alone(
 
 
 def test_nccl_needs_a_gpu_per_rank_and_warns_where_the_kernel_itself_uses_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPUs are imitated: a world of NCCL is described here and not opened."""
+    """The GPUs are simulated: a world with NCCL is created, but not opened."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="this machine shows 2 for 3 ranks: give --backend gloo, or --real 2"):
         RankWorld(3, backend="nccl")
@@ -331,8 +331,8 @@ def test_nccl_needs_a_gpu_per_rank_and_warns_where_the_kernel_itself_uses_one(mo
         ("%%commtrace --real 2 --timeout 0\n1", "--timeout 0: give seconds above 0"),
         ("%%commtrace --timeout 5\n1", "--timeout 5.0 is about real ranks: give --real N"),
         ("%commtrace --real 2 --timeout 5", "--ranks and --timeout belong to a cell"),
-        ("%%commtrace --real 2\n!ls", "this cell uses the shell command !ls of IPython's"),
-        ("%%commtrace --real 2\n%timeit 1", "this cell uses the magic %timeit of IPython's"),
+        ("%%commtrace --real 2\n!ls", "this cell uses the shell command !ls of IPython,"),
+        ("%%commtrace --real 2\n%timeit 1", "this cell uses the magic %timeit of IPython,"),
         (
             "import threading\nheld = threading.Lock()\nget_ipython().run_cell_magic('commtrace', '--real 2', 'held')",
             "this cell's names cannot all be sent to its ranks: held (lock: cannot pickle",

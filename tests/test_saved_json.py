@@ -1,4 +1,4 @@
-"""Saved results: what is not JSON, damaged, of another format or of a newer version is refused by one error."""
+"""Files that are not JSON, damaged, of another format or of a newer version raise one error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``?`` shows and Tab completes: the options of public functions, and not ``**options``."""
+"""``?`` shows and Tab completes the options of public functions, not ``**options``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ MADE_BY_US |= {"CheckpointCost", "LoadingResult", "OffloadCost"}
 
 
 def arguments() -> Iterator[tuple[str, Callable[..., object], str]]:
-    """Yield the arguments of all public functions and classes: where they are, what is called, and the argument."""
+    """Yield each argument of all public functions and classes: place, function, and argument."""
     for module in (dsexplore, dsexplore.cost, aio, comm):
         for name in module.__all__:
             shown = getattr(module, name)
@@ -120,7 +120,7 @@ def test_a_misspelt_argument_is_answered_with_the_one_that_was_meant() -> None:
 
 
 def methods() -> Iterator[tuple[str, Callable[..., object], str]]:
-    """Yield the arguments of methods of public classes and of those that have a view: name, method, argument."""
+    """Yield each argument of methods of public classes and of classes with a view: name, method, argument."""
     exported = [getattr(module, name) for module in (dsexplore, *_PACKAGES) for name in module.__all__]
     classes = {each for each in (*exported, *shown_classes()) if inspect.isclass(each)}
     for shown in sorted(classes, key=lambda shown: shown.__qualname__):
@@ -157,7 +157,7 @@ def test_a_misspelt_argument_of_a_method_is_answered_with_the_one_that_was_meant
 
 
 def test_no_public_function_ends_in_options_that_it_does_not_name() -> None:
-    """In DeepSpeed's calls, whose own signatures end so, they are torch's."""
+    """The signatures of DeepSpeed's calls end in ``**kwargs``; here they have torch's arguments."""
     open_ended = []
     for module in (dsexplore, dsexplore.cost, dsexplore.aio):
         for name in getattr(module, "__all__", ()):

@@ -1,4 +1,4 @@
-"""Tracebacks without the frames that say nothing to the user."""
+"""Tracebacks omit frames that do not help the user."""
 
 import traceback
 from types import CodeType
@@ -50,7 +50,7 @@ def test_nothing_is_left_where_no_frame_is_to_be_shown() -> None:
 
 
 def raised(error: Exception) -> Exception:
-    """Return an error with the frames that it has where torch calls a model's forward."""
+    """Return an error with the frames of torch's call of a model's forward."""
     module = nn.Linear(1, 1)
 
     def refuse() -> None:

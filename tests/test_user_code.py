@@ -1,4 +1,4 @@
-"""Which files and modules are the user's own."""
+"""Files and modules of the user are told from those of packages, Python, torch and dsexplore."""
 
 import builtins
 import json

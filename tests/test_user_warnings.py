@@ -21,7 +21,7 @@ from dsexplore._internal.user_warnings import warn
 
 
 def place(caught: list[warnings.WarningMessage]) -> tuple[str, str]:
-    """Return the file of the only warning, and the text of its line."""
+    """Return the file of the single warning, and the text of its line."""
     (one,) = caught
     return one.filename, Path(one.filename).read_text(encoding="utf-8").splitlines()[one.lineno - 1].strip()
 

@@ -1,4 +1,4 @@
-"""``%%commtrace`` and ``%commtrace``: record what a cell communicates, simulated, on real local ranks, or in yours."""
+"""``%%commtrace`` and ``%commtrace``: trace a cell on simulated ranks, on real ranks, or in the kernel's own world."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _PARSER = _parser()
 
 @magics_class
 class CommtraceMagics(Magics):
-    """The magic, and the world that its line form keeps open."""
+    """The magic ``commtrace``, and the world that its line form keeps open."""
 
     shell: InteractiveShell
 
@@ -98,8 +98,9 @@ class CommtraceMagics(Magics):
     commtrace.__doc__ = _PARSER.format_help()
 
     def _line(self, options: argparse.Namespace) -> None:
-        for name, given in (("-o", options.name), ("--explore", options.explore)):
-            if given:
+        """Open or close a world that stays open, or print which one is open."""
+        for name, value in (("-o", options.name), ("--explore", options.explore)):
+            if value:
                 raise UsageError(f"{name} belongs to a cell that is traced: write it after %%commtrace, on top of one")
         if options.close:
             if not self._close_and_print():
@@ -127,13 +128,13 @@ class CommtraceMagics(Magics):
 
     @property
     def open_mesh(self) -> str:
-        """Mesh of the world that is open; empty if none is, or if it has no mesh."""
+        """Mesh of the open world, ``"dp=2,tp=2"``; empty without a world, or without a mesh."""
         if self._world is not None:
             return str(self._world.spec) if self._world.spec.axes else ""
         return self._real.kept.mesh if self._real.kept is not None else ""
 
     def close(self) -> str:
-        """Close the world that stays open, and return its description; empty if there was none."""
+        """Close the open world, and return its description; empty if there was none."""
         return self._close_simulated() or self._real.close()
 
     def _close_simulated(self) -> str:
@@ -145,6 +146,7 @@ class CommtraceMagics(Magics):
         return _print_closed(self.close())
 
     def _cell(self, options: argparse.Namespace, cell: str) -> None:
+        """Run and trace a cell on the ranks that the options name, or else in the open world."""
         if options.close:
             raise UsageError("--close belongs to the line form: write %commtrace --close in a line of its own")
         if options.profile is not None:
@@ -169,7 +171,7 @@ class CommtraceMagics(Magics):
     def _connect(self, options: argparse.Namespace) -> None:
         """Keep the engines of a cluster as ranks, unless they are kept already."""
         if options.real is not None:
-            raise UsageError(f"--profile {options.profile} and --real {options.real} are two places: give one")
+            raise UsageError(f"--profile {options.profile} and --real {options.real} exclude each other: give one")
         kept = self._real.kept
         if isinstance(kept, EngineCluster) and kept.profile == options.profile:
             return
@@ -177,13 +179,17 @@ class CommtraceMagics(Magics):
         self._real.keep(EngineCluster(options.profile, options.backend or "gloo", options.mesh or ""))
 
     def _run_on_ranks(self, options: argparse.Namespace, cell: str) -> None:
-        """Run a cell on the kept ranks, or on new ones, and show what they sent."""
+        """Run a cell on the kept ranks, or on new ones, and show its trace."""
         _check_real(options)
-        kept = self._real.kept
-        world = None if kept is not None and _is_kept(options, kept) else _real_world(options)
-        if world is not None and options.ranks is not None:
-            raise _not_kept(options.ranks, str(options.real))
-        ranks = None if options.ranks is None or kept is None else parse_ranks(options.ranks, kept.size)
+        kept, world, ranks = self._real.kept, None, None
+        if kept is None:
+            world = _real_world(options)
+            if options.ranks is not None:
+                raise _not_kept(options.ranks, str(options.real))
+        else:
+            _check_kept(options, kept)
+            if options.ranks is not None:
+                ranks = parse_ranks(options.ranks, kept.size)
         timeout = _DEFAULT_TIMEOUT if options.timeout is None else options.timeout
         if timeout <= 0:
             raise UsageError(f"--timeout {timeout:g}: give seconds above 0")
@@ -206,17 +212,15 @@ class CommtraceMagics(Magics):
             self._show(trace, options.explore)
 
     def _show(self, trace: Trace, explore: bool) -> None:
-        """Show a trace, with a button for its explorer where somebody runs the cell who can click it.
+        """Show a trace, with a button for its explorer if a person runs the cell.
 
-        A front end with a person before it lets a cell ask for input; nbclient, which executes notebooks, does not.
+        Front ends for people allow a cell to ask for input; nbclient, which executes notebooks, does not.
         """
         kernel = getattr(self.shell, "kernel", None)
         if explore:
             display(trace.explore())
         elif kernel is not None and kernel.get_parent("shell").get("content", {}).get("allow_stdin") and len(trace):
-            from dsexplore._internal.views.widgets.live import (
-                show_with_offer,  # ipywidgets are loaded in a notebook alone
-            )
+            from dsexplore._internal.views.widgets.live import show_with_offer  # imports ipywidgets
 
             show_with_offer(trace)
         else:
@@ -230,7 +234,7 @@ class CommtraceMagics(Magics):
         return trace
 
     def _bind(self, world: World) -> None:
-        """Open the world, and put its mesh into the user's namespace until it closes."""
+        """Open a world, and add its mesh to the user's namespace until the world is closed."""
         self._unbind.callback(world.close)
         mesh = world.open()
         if not world.spec.axes:
@@ -247,6 +251,7 @@ class CommtraceMagics(Magics):
         self._unbind.callback(unbind)
 
     def _trace(self, options: argparse.Namespace, cell: str) -> None:
+        """Run and trace a cell in this process, and show its value and its trace."""
         names = self.shell.user_ns
         without_world = not dist.is_initialized()
         with commtrace() as trace:
@@ -265,7 +270,7 @@ class CommtraceMagics(Magics):
             nothing_sent = not len(trace)
         if without_world and nothing_sent and not dist.is_initialized():
             print(f"nothing was sent, and {_NONE_OPEN}")
-        # Shown here rather than returned: now its mesh is still open, and nothing is recorded any more.
+        # The value is shown and not returned, because its mesh is still open, and the recording has ended.
         if not DisplayHook.semicolon_at_end_of_expression(cell):
             self.shell.displayhook(value)
         if not options.quiet:
@@ -273,6 +278,7 @@ class CommtraceMagics(Magics):
 
 
 _DEFAULT_TIMEOUT = 60.0
+"""Seconds after which real ranks are ended."""
 _NONE_OPEN = (
     "no world is open: %commtrace --world-size 8 opens one that stays, %%commtrace --world-size 8 one for its cell"
 )
@@ -287,36 +293,35 @@ def _print_closed(closed: str) -> bool:
 
 
 def _names_simulated(options: argparse.Namespace) -> bool:
-    """Return True if the options are about a simulated world."""
-    asked = (options.world_size, options.mesh, options.hardware, options.rank)
-    return any(option is not None for option in asked) or options.fake
+    """Return True if an option of a simulated world is given."""
+    values = (options.world_size, options.mesh, options.hardware, options.rank)
+    return any(value is not None for value in values) or options.fake
 
 
-def _is_kept(options: argparse.Namespace, kept: RankWorld | EngineCluster) -> bool:
-    """Return True if the options match the kept ranks.
+def _check_kept(options: argparse.Namespace, kept: RankWorld | EngineCluster) -> None:
+    """Check that the options match the kept ranks.
 
     Raises:
-        UsageError: they ask for other ranks than those that are kept.
+        UsageError: they ask for other ranks.
     """
-    asked = options.real or kept.size, options.backend or kept.backend, options.mesh or kept.mesh
-    if asked == (kept.size, kept.backend, kept.mesh):
-        return True
-    raise UsageError(
-        f"a world of {kept}, backend {kept.backend}, is open, and this cell asks for another: leave its options out to "
-        "run on those ranks, or write %commtrace --close in a line of its own before"
-    )
+    requested = options.real or kept.size, options.backend or kept.backend, options.mesh or kept.mesh
+    if requested != (kept.size, kept.backend, kept.mesh):
+        raise UsageError(
+            f"a world of {kept}, backend {kept.backend}, is open, and this cell asks for another: omit its options to "
+            "run on those ranks, or write %commtrace --close in a line of its own before"
+        )
 
 
 def _check_real(options: argparse.Namespace) -> None:
-    """Raise `UsageError` if options of a simulated world are given with real ranks."""
+    """Raise an error if an option of a simulated world is given with real ranks."""
     real = f"--real {options.real}" if options.profile is None else f"--profile {options.profile}"
-    for name, given in (
+    for name, is_given in (
         ("--world-size", options.world_size is not None),
         ("--fake", options.fake),
         ("--hardware", options.hardware is not None),
         ("--rank", options.rank is not None),
     ):
-        if given:
+        if is_given:
             raise UsageError(f"{name} is about a simulated world, and {real} about real ranks: give one")
 
 
@@ -325,21 +330,25 @@ def _real_world(options: argparse.Namespace) -> RankWorld:
 
 
 def _opens(options: argparse.Namespace) -> bool:
+    """Return True if the options open a simulated world; raise if one of them needs a world that they do not open."""
     for name, value in (("--backend", options.backend), ("--timeout", options.timeout)):
         if value is not None:
             raise UsageError(f"{name} {value} is about real ranks: give --real N with it")
     if options.ranks is not None:
         raise _not_kept(options.ranks, "N")
-    given = options.world_size is not None or options.mesh is not None
-    if not given and (options.rank is not None or options.fake or options.hardware is not None):
-        named = {
-            "--fake": options.fake,
-            f"--rank {options.rank}": options.rank is not None,
-        }
-        option = next((name for name, is_given in named.items() if is_given), f"--hardware {options.hardware}")
-        kept = f", or --ranks {options.rank} for a cell on real ranks that are kept" if "--rank" in option else ""
-        raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it{kept}")
-    return given
+    if options.world_size is not None or options.mesh is not None:
+        return True
+    option, alternative = "", ""
+    if options.fake:
+        option = "--fake"
+    elif options.rank is not None:
+        option = f"--rank {options.rank}"
+        alternative = f", or --ranks {options.rank} for a cell on real ranks that are kept"
+    elif options.hardware is not None:
+        option = f"--hardware {options.hardware}"
+    if option:
+        raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it{alternative}")
+    return False
 
 
 def _world(options: argparse.Namespace) -> World:

@@ -1,4 +1,4 @@
-"""Progress of long work: how it is reported, and where it is drawn.
+"""`track`: shows the progress of long work.
 
 Work that may take long reports its progress::
 
@@ -8,9 +8,9 @@ Work that may take long reports its progress::
             work.advance()
 
 Progress is drawn on standard error in a terminal, as an ipywidgets bar in a notebook, and nowhere else. A bar appears
-once the work has lasted `DELAY` seconds and disappears when the work ends, so that short work and saved outputs stay
-clean. Of the ranks of a torchrun program only the first draws; a simulated rank always does. ``DSEXPLORE_PROGRESS=0``
-in the environment turns all drawing off.
+when the work has lasted `DELAY` seconds and disappears when the work ends, so short work and saved outputs stay clean.
+Only rank 0 of a torchrun program draws; a simulated rank always draws. ``DSEXPLORE_PROGRESS=0`` in the environment
+turns all drawing off.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from typing import Any, NamedTuple, Protocol
 from dsexplore._internal.launch_constants import SIMULATED_RUN
 
 DELAY = 1.0
-"""Seconds before work is drawn: about what a person notices as waiting."""
+"""Seconds before work is drawn: about when a person notices that they wait."""
 INTERVAL = 0.2
 """Seconds between two drawings."""
 WIDTH = 24
+"""Width of a bar in a terminal, characters."""
 _LINE = 110
+"""Maximal length of a line in a terminal, characters."""
 
 
 class State(NamedTuple):
     """Progress of one piece of work."""
 
     what: str
-    """``"reading ranks"``"""
+    """Name of the work, ``"reading ranks"``."""
     done: float
+    """Number of units that are done."""
     total: float | None
-    """None if unknown."""
+    """Total number of units; None if unknown."""
     unit: str
-    """The name of what is counted; empty if done and total are fractions of 1."""
+    """Name of the units, ``"files"``; empty if done and total are fractions of 1."""
     text: str = ""
-    """The current part, such as a file's name."""
+    """Name of the current part, such as a file's; empty for none."""
 
     @property
     def share(self) -> float | None:
@@ -54,16 +57,16 @@ class State(NamedTuple):
     def describe(self) -> str:
         """Return ``"12 of 128 files"``, ``"1,234 collectives"`` or ``"40 %"``, followed by `text`."""
         if not self.unit:
-            counted = f"{100 * (self.share or 0):.0f} %"
+            count = f"{100 * (self.share or 0):.0f} %"
         elif self.total is None:
-            counted = f"{int(self.done):,} {self.unit}"
+            count = f"{int(self.done):,} {self.unit}"
         else:
-            counted = f"{int(self.done):,} of {int(self.total):,} {self.unit}"
-        return f"{counted} {self.text}".rstrip()
+            count = f"{int(self.done):,} of {int(self.total):,} {self.unit}"
+        return f"{count} {self.text}".rstrip()
 
 
 class Screen(Protocol):
-    """A place where progress is drawn."""
+    """Draws progress."""
 
     def show(self, state: State) -> None:
         """Draw the state in place of the last one."""
@@ -73,12 +76,12 @@ class Screen(Protocol):
 
 
 class Work:
-    """One piece of long work, as a context manager. Counting is cheap, and nearly free if nothing is drawn.
+    """Context manager that counts and draws one piece of long work. Counting costs almost nothing if nothing is drawn.
 
     Args:
-        state: the name, total and unit of the work.
-        screen: creates the screen when something is first drawn; None draws nothing.
-        clock: returns seconds.
+        state: name, total and unit of the work.
+        screen: creates the screen for the first drawing; None to draw nothing.
+        clock: returns the time, seconds.
     """
 
     def __init__(
@@ -92,15 +95,15 @@ class Work:
 
     @property
     def is_seen(self) -> bool:
-        """True if the work is drawn anywhere."""
+        """True if the work is drawn."""
         return self._make is not None
 
     def advance(self, count: float = 1, text: str = "") -> None:
-        """Add `count` to what is done; `text` names the current part."""
+        """Add `count` units to those that are done; `text` names the current part."""
         self.reach(self.done + count, text)
 
     def reach(self, done: float, text: str = "") -> None:
-        """Set the total amount done so far."""
+        """Set the number of units that are done; `text` names the current part."""
         self.done = done
         if self._make is not None and self._clock() >= self._due and threading.get_ident() == self._thread:
             self._draw(self._make, text)
@@ -111,7 +114,7 @@ class Work:
                 self._screen = make()
             self._screen.show(self._state._replace(done=self.done, text=text))
         except Exception:
-            self._make = None  # a terminal that is gone must not end the work
+            self._make = None  # a closed terminal must not end the work
         self._due = self._clock() + INTERVAL
 
     def __enter__(self) -> Work:
@@ -126,18 +129,18 @@ class Work:
 
 
 def track(what: str, total: float | None = None, unit: str = "") -> Work:
-    """Start to report long work; use the result as a context manager.
+    """Return a context manager that shows the progress of long work.
 
     Args:
-        what: the work, ``"reading ranks"``.
+        what: name of the work, ``"reading ranks"``.
         total: number of units; None if unknown.
-        unit: what is counted, ``"files"``; empty if done and total are fractions of 1.
+        unit: name of the units, ``"files"``; empty if done and total are fractions of 1.
     """
     return Work(State(what, 0, total, unit), seen_screen())
 
 
 def seen_screen() -> Callable[[], Screen] | None:
-    """Return the class of the visible screen: a notebook's bar, a terminal's line, or None if there is neither."""
+    """Return the class of the screen to draw on: `NotebookBar` or `TerminalLine`; None if progress is not drawn."""
     if os.environ.get("DSEXPLORE_PROGRESS") == "0":
         return None
     if os.environ.get("RANK", "0") != "0" and os.environ.get("TORCHELASTIC_RUN_ID") != SIMULATED_RUN:
@@ -149,7 +152,7 @@ def seen_screen() -> Callable[[], Screen] | None:
 
 
 class TerminalLine:
-    """One line on standard error. The cursor stays at its start, so that the program prints over it."""
+    """One line on standard error; the cursor stays at its start, so later output of the program overwrites it."""
 
     def __init__(self) -> None:
         self._width = 0

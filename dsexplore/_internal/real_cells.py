@@ -1,4 +1,4 @@
-"""Run cells of a notebook on local ranks, for ``%%commtrace --real``."""
+"""`RealCells`: runs cells of a notebook on real ranks and shows their output and errors, for ``%%commtrace --real``."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from dsexplore._internal.worlds.real.run_ranks import RanksFailedError
 
 _INTERRUPTED = "KeyboardInterrupt"
 INTERVAL = 0.25
-"""Seconds between two drawings of what ranks print while they run."""
+"""Seconds between two drawings of the ranks' output while they run."""
 _NO_IPYTHON = (
-    "this cell uses {what} of IPython's, which local ranks have not: put it into a cell of its own, without --real"
+    "this cell uses {what} of IPython, which local ranks do not have: put it into a cell of its own, without --real"
 )
 
 
 class RankScreen:
-    """Shows what ranks print while a cell runs: in a notebook as collapsible blocks, elsewhere as lines.
+    """Shows the output of ranks while a cell runs: in a notebook as collapsible blocks, elsewhere as lines.
 
-    With ``DSEXPLORE_PROGRESS=0`` in the environment, everything is shown at the end only.
+    With ``DSEXPLORE_PROGRESS=0`` in the environment, the output is shown at the end only.
 
     Args:
         shell: the shell that runs the cell.
@@ -53,12 +53,12 @@ class RankScreen:
         self._in_notebook = hasattr(shell, "kernel")
         self._is_live = os.environ.get("DSEXPLORE_PROGRESS") != "0"
         self._due = time.monotonic() + INTERVAL
-        self._shown = ""
+        self._html = ""
         self._handle: Any = None
         self._printed: dict[int, int] = {}
 
     def on_output(self, ranks: Sequence[Any]) -> float | None:
-        """Draw new output if it is due; return the seconds until it is, else None."""
+        """Draw new output if the last drawing is `INTERVAL` seconds ago; return the seconds until then, else None."""
         remaining = self._due - time.monotonic()
         if not self._is_live:
             return None
@@ -73,7 +73,7 @@ class RankScreen:
         return None
 
     def finish(self, texts: Mapping[int, RankText]) -> None:
-        """Draw all output, including values."""
+        """Draw the complete output, with values."""
         if self._in_notebook:
             self._draw(texts)
         elif self._printed:
@@ -85,11 +85,12 @@ class RankScreen:
             print(text)
 
     def _draw(self, texts: Mapping[int, RankText]) -> None:
-        shown = as_html(texts)
-        if shown == self._shown:
+        """Draw the blocks of a notebook in place of the last ones, if they have changed."""
+        html = as_html(texts)
+        if html == self._html:
             return
-        self._shown = shown
-        bundle = {"text/html": shown, "text/plain": as_text(texts)}
+        self._html = html
+        bundle = {"text/html": html, "text/plain": as_text(texts)}
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)
         else:
@@ -105,7 +106,7 @@ class RankScreen:
 
 
 class RealCells:
-    """The local ranks of a shell: a new world for each cell, or one that is kept.
+    """The real ranks of a shell: a new world for each cell, or one that is kept.
 
     Args:
         shell: the shell that runs the cells.
@@ -115,20 +116,20 @@ class RealCells:
         self._shell = shell
         self.kept: RankWorld | EngineCluster | None = None
         self.lost: RankWorld | EngineCluster | None = None
-        """The kept world that a cell ended; cells meant for it must not run elsewhere."""
+        """Kept world that a cell ended; cells for it must not run elsewhere. None if there is none."""
         self._travel = Travel()
 
     def keep(self, world: RankWorld | EngineCluster) -> None:
-        """Open a world with ranks that persist between cells."""
+        """Open a world whose ranks persist between cells."""
         self.close()
         world.open()
         self.kept, self._travel = world, Travel()
 
     def check_not_lost(self) -> None:
-        """Raise if an earlier cell has ended the ranks on which this cell would have run.
+        """Check that the kept world was not ended by an earlier cell.
 
         Raises:
-            UsageError: it names the world, and how to open it again.
+            UsageError: it was ended; the message says how to open it again.
         """
         if self.lost is not None:
             raise UsageError(
@@ -147,20 +148,17 @@ class RealCells:
     def run(
         self, cell: str, world: RankWorld | EngineCluster | None, ranks: Sequence[int] | None, timeout: float
     ) -> CellRun:
-        """Run a cell on the ranks of `world`, which is opened for it, or on the kept ones.
+        """Run a cell on the ranks of a world that is opened for it, or of the kept one, and show their output.
 
         Args:
-            cell: its body.
-            world: a world that is not open; None for the kept one.
-            ranks: the ranks of the kept world that run it; None for all.
-            timeout: seconds.
-
-        Returns:
-            How it ended on each rank, with the trace; what the ranks printed has been shown.
+            cell: body of the cell.
+            world: world to open for the cell; None for the kept one.
+            ranks: ranks of the kept world that run it; None for all.
+            timeout: seconds for the cell.
 
         Raises:
-            UsageError: the cell needs what ranks do not have, or its names cannot be sent.
-            KeyboardInterrupt: with the `CellRun` as its ``run``; the ranks have been ended.
+            UsageError: the cell uses IPython, or its names cannot be sent to the ranks.
+            KeyboardInterrupt: Ctrl-C; the interrupt's ``run`` is the `CellRun`.
         """
         compiled = run_cell.compile_cell(self._shell, cell)
         used = used_names([code for code in (compiled.body, compiled.last) if code is not None])
@@ -172,7 +170,7 @@ class RealCells:
             names = travel.without_sent(names)
         message = self._message(compiled, pack_names(names))
         running = world or self.kept
-        assert running is not None, "there is a kept world, or one is given"
+        assert running is not None, "without a kept world, the caller passes one"
         screen = RankScreen(self._shell)
         try:
             if world is not None:
@@ -193,19 +191,19 @@ class RealCells:
         return self._shown(run, screen, message, cell)
 
     def _message(self, compiled: run_cell.CompiledCell, names: bytes) -> Cell:
-        """Return the cell as sent to its ranks, with the sources of cells whose functions are among the names."""
+        """Return the cell for its ranks, with the sources of cells that define functions among the pickled names."""
         files = getattr(self._shell.compile, "_filename_map", {})
-        brought = {file for file in files if file.encode() in names}
-        texts = {file: _text_of(file) for file in brought}
-        code = marshal.dumps((compiled.body, compiled.last))
-        return Cell(code, compiled.file, {**texts, compiled.file: compiled.source}, names, save="")
+        sources = {file: _text_of(file) for file in files if file.encode() in names}
+        return Cell(
+            code=marshal.dumps((compiled.body, compiled.last)),
+            file=compiled.file,
+            sources={**sources, compiled.file: compiled.source},
+            names=names,
+            save="",
+        )
 
     def _shown(self, run: CellRun, screen: RankScreen, message: Cell, cell: str) -> CellRun:
-        """Show what the ranks printed and returned.
-
-        Returns:
-            the run, whose texts have ``In[3]`` in place of the file name of a cell.
-        """
+        """Show the output and the values of the ranks; return the run, with ``In[3]`` for the file name of a cell."""
         quiet = DisplayHook.semicolon_at_end_of_expression(cell)
         screen.finish(
             {outcome.rank: RankText(outcome.output, "" if quiet else outcome.shown) for outcome in run.outcomes}
@@ -227,7 +225,7 @@ def _text_of(file: str) -> str:
 
 
 def _visible(shell: InteractiveShell) -> Mapping[str, Any]:
-    """Return the user's names, without those that IPython defines."""
+    """Return the user's names and values, without those that IPython defines."""
     hidden = shell.user_ns_hidden
     missing = object()
     return {name: value for name, value in shell.user_ns.items() if hidden.get(name, missing) is not value}
@@ -250,7 +248,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def _name_cells(trace: Trace, files: Mapping[str, str]) -> Trace:
-    """Return the trace with ``In[3]`` for the files of cells, whose numbers in IPython ranks do not know."""
+    """Return the trace with ``In[3]`` for the file names of cells; ranks do not know the numbers of cells."""
     tables = trace.tables
     names = {file: file_name(file) for file in files}
     if not tables.events.height:
@@ -260,7 +258,7 @@ def _name_cells(trace: Trace, files: Mapping[str, str]) -> Trace:
 
 
 def failure(run: CellRun, timeout: float) -> RanksFailedError:
-    """Return the error of a cell that failed on some ranks or timed out, shown without the frames of the magic."""
+    """Return the error for a cell that failed on some ranks or timed out; it is shown without frames of the magic."""
     lines = []
     failed = sorted(
         (outcome for outcome in run.outcomes if outcome.status in ("error", "died")), key=lambda outcome: outcome.rank
@@ -281,21 +279,20 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     lines += _waiting(run)
     if run.why_closed:
         lines.append(f"the ranks were ended: {run.why_closed}")
-    details = first.traceback if first is not None else ""
-    stacks = stack_texts(run)
-    text = "\n".join([*lines, *(["", details.rstrip()] if details else []), *(["", *stacks] if not details else [])])
+    details = [first.traceback.rstrip()] if first is not None and first.traceback else stack_texts(run)
+    text = "\n".join([*lines, "", *details])
     error = RanksFailedError(run, text)
-    error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
+    error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython
     return error
 
 
 def explain_interrupt(interrupt: KeyboardInterrupt, run: CellRun | None, end: str) -> None:
-    """Add to Ctrl-C where the ranks of a cell were, and show it without the frames of the magic.
+    """Add notes to an interrupt about where the ranks were, and show it without the frames of the magic.
 
     Args:
-        interrupt: Ctrl-C.
-        run: the cell until then; None if it had not begun.
-        end: what became of the ranks.
+        interrupt: the interrupt.
+        run: run of the cell until then; None if it had not begun.
+        end: last note, which says what happened to the ranks.
     """
     if run is None:
         interrupt.add_note(end)
@@ -304,14 +301,11 @@ def explain_interrupt(interrupt: KeyboardInterrupt, run: CellRun | None, end: st
     for note in notes:
         interrupt.add_note(note)
     text = "\n".join(["KeyboardInterrupt", *notes])
-    interrupt._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
+    interrupt._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython
 
 
 def _mismatches(run: CellRun) -> list[str]:
-    """Return a sentence on mismatched calls if a collective failed.
-
-    Backends then end processes, and report only that peers are gone.
-    """
+    """Return a sentence on mismatched calls if a collective failed; backends report only that peers have ended."""
     if run.trace is None or "failed" not in run.trace.events["state"]:
         return []
     report = explain_trace(run.trace)
@@ -319,7 +313,7 @@ def _mismatches(run: CellRun) -> list[str]:
 
 
 def hang_sentences(run: CellRun) -> list[str]:
-    """Return a sentence on which ranks waited, and which rank caused the hang; empty if no rank waits for another."""
+    """Return a sentence that says which ranks waited and which rank caused it; empty if no rank waited for another."""
     if run.trace is None:
         return []
     stacks = {outcome.rank: outcome.stack for outcome in run.outcomes if outcome.stack}
@@ -329,14 +323,14 @@ def hang_sentences(run: CellRun) -> list[str]:
 
 
 def stack_texts(run: CellRun) -> list[str]:
-    """Return where each rank was that was ended while it ran the cell."""
+    """Return the stack of each rank that was ended while it ran the cell, as text."""
     return [
         f"rank {outcome.rank} was at, innermost first:\n{outcome.stack}" for outcome in run.outcomes if outcome.stack
     ]
 
 
 def _interrupted_text(run: CellRun) -> str:
-    """Say which engines an interrupt made leave the cell, at which lines, and which still run it."""
+    """Return which engines left the cell when interrupted, at which lines, and which ones still run it."""
     at: dict[str, list[int]] = {}
     for outcome in run.outcomes:
         if outcome.status == "error" and outcome.error.startswith(_INTERRUPTED):
@@ -350,6 +344,7 @@ def _interrupted_text(run: CellRun) -> str:
 
 
 def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
+    """Return how a rank ended, for the explanation of a hang; None if it ran until it was interrupted."""
     if outcome.was_stopped:
         return RankEnd.of(STOPPED)
     if outcome.status == "died":
@@ -358,7 +353,7 @@ def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
     if outcome.status == "ok":
         return RankEnd("ended", "ended the cell")
     if outcome.status != "error" or outcome.error.startswith(_INTERRUPTED):
-        return None  # it runs, or ran until it was interrupted
+        return None
     kind, _, text = outcome.error.partition(chr(10))[0].partition(": ")
     return RankEnd.of(raised(kind, text, f"cell line {outcome.line}" if outcome.line else ""))
 
@@ -368,7 +363,7 @@ def _cell_line(outcome: RankOutcome[Any]) -> str:
 
 
 def _waiting(run: CellRun) -> list[str]:
-    """Return lines on ranks that had not finished: the collective they waited in, or their line of the program."""
+    """Return lines on ranks that had not finished, with the collective they waited in, or their line of the program."""
     stuck = [outcome for outcome in run.outcomes if outcome.status == "stuck" and run.why_closed]
     at: dict[str, list[int]] = {}
     for outcome in stuck:
@@ -377,6 +372,7 @@ def _waiting(run: CellRun) -> list[str]:
 
 
 def _where(outcome: RankOutcome[Any], trace: Trace | None) -> str:
+    """Return where an unfinished rank was, as a clause that follows "was"."""
     if outcome.was_stopped:
         return STOPPED.removeprefix("was ")
     events = trace.events.filter(pl.col("rank") == outcome.rank) if trace is not None else pl.DataFrame()

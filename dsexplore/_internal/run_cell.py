@@ -1,7 +1,7 @@
-"""Run the body of a cell magic as IPython runs a cell: in the user's namespace, with the user's line numbers.
+"""`run`: executes the body of a cell magic like a cell of IPython, in the user's namespace and with their line numbers.
 
-``shell.run_cell`` catches errors and prints a traceback of its own beside the magic's. So the body is compiled and
-executed here, and an error is raised with a traceback of the user's frames only.
+``shell.run_cell`` would catch errors and print its own traceback besides that of the magic. So the body is compiled and
+executed here, and errors are raised with the user's frames only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AWAITS = (
 
 
 class CellSyntaxError(Exception):
-    """A cell that does not parse, shown as IPython shows it: file, line and caret, without frames of dsexplore."""
+    """A syntax error in a cell, shown as IPython does, with file, line and caret, without frames of dsexplore."""
 
     def __init__(self, shell: InteractiveShell, error: SyntaxError) -> None:
         super().__init__(str(error))
@@ -37,15 +37,16 @@ class CellSyntaxError(Exception):
 
 @dataclass(frozen=True)
 class CompiledCell:
-    """A cell's body, ready to be executed."""
+    """The compiled body of a cell."""
 
     body: CodeType
+    """All statements, without the last expression."""
     last: CodeType | None
-    """The cell's last expression; None if the cell ends with a statement."""
+    """Last expression; None if the cell ends with a statement."""
     file: str
-    """The file name in both code objects, under which IPython knows the cell."""
+    """File name of both code objects, by which IPython finds the cell."""
     source: str
-    """The source as compiled: with magics and shell commands replaced by IPython, and the lines of the cell."""
+    """Compiled source, in which IPython has replaced magics and shell commands; its lines are those of the cell."""
 
 
 def run(shell: InteractiveShell, cell: str) -> Any:
@@ -54,7 +55,7 @@ def run(shell: InteractiveShell, cell: str) -> Any:
     Raises:
         UsageError: the cell awaits at its top level.
         CellSyntaxError: the cell does not parse.
-        BaseException: whatever the cell raises, with a traceback that begins in the cell.
+        BaseException: the cell raised it; the traceback begins in the cell.
     """
     compiled = compile_cell(shell, cell)
     try:
@@ -79,6 +80,7 @@ def compile_cell(shell: InteractiveShell, cell: str) -> CompiledCell:
 
 
 def _compile(shell: InteractiveShell, cell: str) -> CompiledCell:
+    """Compile a cell as `compile_cell`, but raise Python's `SyntaxError`."""
     # The magic's own line is line 1 of the cell, so the body begins at line 2.
     source = "\n" + shell.transform_cell(cell)
     name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
@@ -94,9 +96,9 @@ def _compile(shell: InteractiveShell, cell: str) -> CompiledCell:
 
 
 def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> None:
-    """Make IPython render the error from the cell's first frame on, through the attribute ``_render_traceback_``.
+    """Make IPython show the error from the cell's first frame on, through the attribute ``_render_traceback_``.
 
-    For dsexplore's own errors only the user's frames are shown; see `lines_of_the_program`.
+    Errors of dsexplore show only the user's frames, as in `lines_of_the_program`.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
@@ -114,6 +116,6 @@ def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> Non
 def _attach(error: BaseException, trace: TracebackType | None, render: Any) -> None:
     error.__traceback__ = trace
     try:
-        error._render_traceback_ = render  # type: ignore[attr-defined]  # a protocol of IPython's
+        error._render_traceback_ = render  # type: ignore[attr-defined]  # a protocol of IPython
     except AttributeError:
-        return  # an exception with slots: IPython shows our frames too
+        return  # an exception with slots, for which IPython shows our frames too

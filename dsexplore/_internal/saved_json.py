@@ -1,4 +1,4 @@
-"""Results that are saved as JSON, with the name and the version of their format."""
+"""`SavedJson`: results that are saved as JSON, with the name and the version of their format."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from dsexplore._internal.signatures import names_arguments
 
 T = TypeVar("T")
 _MOST = 1 << 62
-"""Largest number of a saved result: none of ours is negative, infinite or beyond."""
+"""Largest number in a saved result; no valid number is larger, negative or infinite."""
 
 
 def value_of(kind: type[T], value: object, where: str) -> T:
-    """Return a JSON value as a type: a number, a text, a tuple, list or dict of these, or a dataclass of these.
+    """Convert a JSON value to a type: a number, a text, a tuple, list or dict of these, or a dataclass of these.
 
     Args:
-        kind: the type, as an annotation has it.
-        value: what `json.loads` returned.
-        where: the name of the value, for errors.
+        kind: type, in the form of an annotation.
+        value: JSON value, from `json.loads`.
+        where: name of the value, for errors.
 
     Raises:
-        ValueError: it is another one; the message names it: ``points[3].calls is -1, and must be a whole number``.
+        ValueError: the value has another type; the message names it: ``points[3].calls is -1, and must be a whole
+            number``.
 
     Examples:
         >>> value_of(tuple[int, ...], [1, 2], "sizes")
@@ -42,6 +43,7 @@ def value_of(kind: type[T], value: object, where: str) -> T:
 
 
 def _value_of(kind: Any, value: Any, where: str) -> Any:
+    """Convert a JSON value as `value_of`, without static types."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return _dataclass_of(kind, value, where)
@@ -58,8 +60,8 @@ def _value_of(kind: Any, value: Any, where: str) -> Any:
         return value
     if kind in (int, float) and type(value) in (int, kind) and 0 <= value <= _MOST:
         return value
-    meant = _WORDS.get(origin or kind) or f"one of {', '.join(map(repr, arguments))}"
-    raise ValueError(f"{where} is {reprlib.repr(value)}, and must be {meant}")
+    expected = _WORDS.get(origin or kind) or f"one of {', '.join(map(repr, arguments))}"
+    raise ValueError(f"{where} is {reprlib.repr(value)}, and must be {expected}")
 
 
 _WORDS: Mapping[Any, str] = {
@@ -74,6 +76,7 @@ _WORDS: Mapping[Any, str] = {
 
 
 def _dataclass_of(kind: Any, value: Any, where: str) -> Any:
+    """Convert a JSON object to a dataclass, whose fields it names; fields with a default may be missing."""
     if not isinstance(value, dict):
         raise ValueError(f"{where} is {reprlib.repr(value)}, and must be an object")
     hints, by_name = get_type_hints(kind), {field.name: field for field in fields(kind)}
@@ -82,39 +85,39 @@ def _dataclass_of(kind: Any, value: Any, where: str) -> Any:
     for name, field in by_name.items():
         if name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}.{name} is missing")
-    read = {name: _value_of(hints[name], element, f"{where}.{name}") for name, element in value.items()}
+    values = {name: _value_of(hints[name], element, f"{where}.{name}") for name, element in value.items()}
     try:
-        return kind(**read)
+        return kind(**values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class SavedFormat:
-    """The header of a file of one kind of result."""
+    """Format of the files of one kind of result."""
 
     name: str
-    """``loaded["format"]`` of such a file."""
+    """Name of the format, the value of the key ``format`` in a file."""
     version: int
-    """The version that is written, and the newest that can be read."""
+    """Version that is written, and the newest that can be read."""
     kind: str
-    """The word for the file in errors, ``"sweep"``."""
+    """Word for the file in errors, ``"sweep"``."""
     writer: str
-    """The method that writes such files, for errors."""
+    """Method that writes such files, for errors."""
 
     def header(self) -> dict[str, object]:
         """Return the first two items of a file."""
         return {"format": self.name, "version": self.version}
 
     def check(self, loaded: object, name: str) -> None:
-        """Raise if the content is of another format, or of a newer version of it.
+        """Check the format and the version of a file.
 
         Args:
             loaded: content of the file.
-            name: of the file, for the error.
+            name: name of the file, for the error.
 
         Raises:
-            UsageError: naming the file and what to do.
+            UsageError: the file has another format, or a newer version of it.
         """
         if not isinstance(loaded, dict) or loaded.get("format") != self.name:
             raise UsageError(f"{name} is not a saved {self.kind}: write one with {self.writer}")
@@ -137,14 +140,14 @@ class SavedJson:
     @classmethod
     @names_arguments
     def from_json(cls, loaded: object, name: str = "this value") -> Self:
-        """Build a result from what `to_json` returned.
+        """Create a result from the JSON values that `to_json` returned.
 
         Args:
-            loaded: plain JSON values.
-            name: of the file that they come from, for errors.
+            loaded: the JSON values.
+            name: name of the file that contains them, for errors.
 
         Raises:
-            UsageError: as for `load`.
+            UsageError: the values are another kind of result, are damaged, or were written by a newer version.
         """
         cls.FORMAT.check(loaded, name)
         try:
@@ -158,12 +161,12 @@ class SavedJson:
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        """Build a result from plain values; raises ValueError, KeyError or TypeError if they are damaged."""
+        """Create a result from JSON values; raise ValueError, KeyError or TypeError if they are damaged."""
         raise NotImplementedError
 
     @names_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result as JSON and return the path."""
+        """Write the result to a JSON file, and return the path."""
         with writing(path) as unfinished:
             unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
         return Path(path)
@@ -174,8 +177,8 @@ class SavedJson:
         """Read a saved result.
 
         Raises:
-            OSError: it cannot be read.
-            UsageError: it is another kind of file, is damaged, or was written by a newer version.
+            OSError: the file cannot be read.
+            UsageError: the file is of another kind, is damaged, or was written by a newer version.
         """
         name = os.fspath(path)
         try:

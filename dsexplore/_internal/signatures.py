@@ -1,4 +1,4 @@
-"""Signatures of public functions: for ``?`` and Tab completion, and to suggest a name for a misspelled argument."""
+"""Signatures of public functions, for ``?`` and Tab completion, and suggestions for misspelled arguments."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _LeftOut:
-    """The default of an argument that changes nothing if omitted."""
+    """Default of optional arguments in a shown signature."""
 
     def __repr__(self) -> str:
         return "…"
 
 
 LEFT_OUT: Any = _LeftOut()
+"""Default of an argument that changes nothing if it is omitted; shown as ``…``."""
 
 
 def with_options(options: Iterable[str | Parameter]) -> Callable[[Function], Function]:
-    """Show keyword arguments in a function's signature in place of its ``**``.
+    """Return a decorator that shows keyword arguments in a function's signature in place of its ``**``.
 
     Args:
         options: names of optional arguments, or parameters of another function.
     """
 
-    def shown(function: Function) -> Function:
+    def decorate(function: Function) -> Function:
         parameters = signature(function).parameters.values()
-        kept = [parameter for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
-        names = {parameter.name for parameter in kept}
-        more = [_keyword(option) for option in options]
-        its = Signature([*kept, *(option for option in more if option.name not in names)])
-        function.__signature__ = its  # type: ignore[attr-defined]  # read by inspect.signature
+        named = [parameter for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
+        names = {parameter.name for parameter in named}
+        keywords = [_keyword(option) for option in options]
+        shown = Signature([*named, *(keyword for keyword in keywords if keyword.name not in names)])
+        function.__signature__ = shown  # type: ignore[attr-defined]  # inspect.signature reads it
         return function
 
-    return shown
+    return decorate
 
 
 class UnknownArgumentError(UsageError, TypeError):
-    """A keyword argument that a function does not take; a TypeError, as Python raises."""
+    """A call has a keyword argument that the function does not take; also a TypeError, as in Python."""
 
 
 def names_arguments(function: Function) -> Function:
-    """Decorate a public function to suggest the right name if a call misspells an argument.
+    """Decorate a public function to suggest the right name when a call misspells an argument.
 
-    Correct calls cost one more frame.
+    A correct call costs one more Python frame.
     """
 
     @wraps(function)
@@ -77,33 +78,31 @@ def names_arguments_of_methods(cls: type) -> None:
 
 
 def refuse_unknown(function: Callable[..., Any], arguments: Sequence[Any], options: Iterable[str]) -> None:
-    """Raise if a function was called with a keyword argument that it does not take.
+    """Raise an error if a call has a keyword argument that the function does not take.
 
     Args:
-        function: what was called.
-        arguments: positional arguments; the first of a method is its object, whose class is named.
+        function: the called function.
+        arguments: positional arguments of the call; for a method, the first one is its object.
         options: names of the keyword arguments.
 
     Raises:
-        UnknownArgumentError: naming the argument that was meant, and those that the function takes.
+        UnknownArgumentError: an argument is unknown; the message suggests a name, and lists the arguments.
     """
     parameters = signature(function).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    names = [
-        name
-        for name, parameter in parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    ]
-    names = [name for name in names if name not in ("self", "cls")]
-    for given in options:
-        if given not in names:
-            takes = f"it takes {', '.join(names)}" if names else "it takes none"
-            name = function.__qualname__.removesuffix(".__init__")
-            if name.endswith(f".{function.__name__}") and next(iter(parameters)) == "self":
-                name = f"{type(arguments[0]).__name__}.{function.__name__}"  # not the base class that defines it
-            near = argument_meant(given, names)
-            raise UnknownArgumentError(f"{name}() has no argument {given!r}{near}; {takes}") from None
+    keyword_kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    named = [name for name, parameter in parameters.items() if parameter.kind in keyword_kinds]
+    names = [name for name in named if name not in ("self", "cls")]
+    unknown = next((option for option in options if option not in names), None)
+    if unknown is None:
+        return
+    takes = f"it takes {', '.join(names)}" if names else "it takes none"
+    name = function.__qualname__.removesuffix(".__init__")
+    if name.endswith(f".{function.__name__}") and next(iter(parameters)) == "self":
+        name = f"{type(arguments[0]).__name__}.{function.__name__}"  # the object's class, not the one that defines it
+    near = argument_meant(unknown, names)
+    raise UnknownArgumentError(f"{name}() has no argument {unknown!r}{near}; {takes}") from None
 
 
 def _keyword(option: str | Parameter) -> Parameter:

@@ -1,4 +1,4 @@
-"""Whether a tensor has memory for each of its elements: what takes an address checks it here first."""
+"""`storage_of`: the storage of a tensor that has memory for each element; code that passes addresses calls it first."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ def storage_of(tensor: Any) -> Any:
     """Return the storage of a tensor that has memory for each of its elements.
 
     Raises:
-        UsageError: a tensor without memory of its own length: one on the meta device, a fake or a sparse tensor, a
-            wrapper of other tensors (DTensor, nested tensors, what `torch.func` passes to functions), or a parameter
-            whose storage was freed, as FSDP frees it between its uses.
-        TypeError: something else than a tensor.
+        UsageError: the tensor has no such memory: it is on the meta device, fake, sparse, or a wrapper of other
+            tensors (a DTensor, a nested tensor, a tensor of `torch.func`), or FSDP has freed its storage.
+        TypeError: the object is not a tensor.
     """
     kind = type(tensor).__name__
     if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "is_meta"):
@@ -45,8 +44,8 @@ def storage_of(tensor: Any) -> Any:
 
 
 def described(tensor: Any) -> str:
-    """Return words for a tensor in error messages, with its shape if it has one."""
+    """Return a tensor in words for error messages, with its shape if it has one."""
     try:
         return f"a tensor of shape {tuple(tensor.shape)}"
-    except (RuntimeError, ValueError):  # nested tensors, and parameters that are not initialized
+    except (RuntimeError, ValueError):  # a nested tensor, or an uninitialized parameter
         return "a tensor"

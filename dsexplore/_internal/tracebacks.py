@@ -1,4 +1,4 @@
-"""Tracebacks without frames that do not help the user."""
+"""Tracebacks that omit frames of torch, dsexplore and others that do not help the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsexplore._internal.user_code import is_user_file
 
 
 def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:
-    """Return the traceback without frames for which `is_shown(code)` is False; None if none is left."""
+    """Return the traceback without the frames for which `is_shown(code)` is False; None if no frame remains."""
     entries = []
     while trace is not None:
         if is_shown(trace.tb_frame.f_code):
@@ -22,15 +22,15 @@ def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], boo
 
 
 def is_not_hidden(code: CodeType) -> bool:
-    """Return True if a function does not set ``__tracebackhide__``, by which IPython and pytest hide frames too."""
+    """Return True unless a function sets ``__tracebackhide__``, which also hides its frames in IPython and pytest."""
     return "__tracebackhide__" not in code.co_varnames
 
 
 def lines_of_the_program(error: BaseException) -> list[str]:
-    """Return the lines that IPython shows for a dsexplore error: the frames of the user's program, and the message.
+    """Return the lines that IPython shows for an error of dsexplore: the user's frames, and the message.
 
-    A closed world's model raises a hundred frames deep inside torch; none of them helps. If closing the world raised
-    the error again, the original is shown.
+    A model of a closed world, for example, raises a hundred frames deep inside torch, and none of them helps. If the
+    end of a world raised the same error again, the first one is shown.
     """
     from IPython.core.getipython import get_ipython
 

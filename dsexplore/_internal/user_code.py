@@ -1,6 +1,6 @@
-"""Which code is the user's own: no installed package, and no part of Python, torch or dsexplore.
+"""`is_user_file`: tells the user's code from that of installed packages, Python, torch and dsexplore.
 
-Stacks are also read on machines other than the one that wrote them, so folders of packages are known by name too.
+Stacks may come from another machine, so folders of packages are recognized by name too.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from pathlib import Path
 from types import ModuleType
 
 INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-"""The folders of installed packages: asking for them again takes longer than to name a file."""
+"""Folders of installed packages, computed once because that is slow."""
 STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 RANK_CELL = "<rank cell>"
-"""Stands for the file of a cell that runs on real ranks."""
+"""File name of a program that real ranks get as text."""
 
 _DSEXPLORE = str(Path(__file__).parents[1])
 _TORCH = spec.submodule_search_locations or () if (spec := find_spec("torch")) else ()
-"""Found and not imported, which takes seconds; it may be built where its sources are."""
+"""Folders of torch, found without the import of torch, which takes seconds; it may be a source build."""
 _FOLDERS = tuple(folder + os.sep for folder in (*INSTALLED, *STANDARD_LIBRARY, _DSEXPLORE, *_TORCH))
 _OTHER_ENVIRONMENT = re.compile(r"/(?:site-packages|dist-packages|lib/python3(?:\.\d+)?)/")
 _CELLS = ("<ipython-input", "<stdin>", RANK_CELL)
-"""How the names of files begin that stand for what the user typed; all others in angle brackets are generated code."""
+"""Prefixes of file names for input of the user; other names in angle brackets are generated code."""
 
 
 def is_user_file(file: str) -> bool:
     """Return True if code of a file is the user's own.
 
     Args:
-        file: as ``co_filename`` of a code object, or in a stack that any machine wrote.
+        file: ``co_filename`` of a code object, or a file name in a stack from any machine.
 
     Example:
         >>> is_user_file("/srv/me/train.py"), is_user_file("<ipython-input-3-0123>")
@@ -46,6 +46,6 @@ def is_user_file(file: str) -> bool:
 
 
 def is_user_module(module: ModuleType) -> bool:
-    """Return True if a module is the user's own: a file of theirs, a notebook, or one made as the program runs."""
+    """Return True if a module is the user's own: a file, a notebook, or a module created by the program."""
     file = getattr(module, "__file__", None)
     return is_user_file(file) if isinstance(file, str) else module.__name__ not in sys.stdlib_module_names

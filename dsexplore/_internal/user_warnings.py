@@ -1,4 +1,4 @@
-"""Warnings that name the user's line, however deep inside dsexplore and torch they are raised."""
+"""Warnings at the user's line, even if dsexplore or torch issue them many frames below it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _asked_for_torch = False
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Issue a warning at the innermost line of the running program that belongs neither to dsexplore nor to torch."""
+    """Issue a warning at the innermost running line that belongs neither to dsexplore nor to torch."""
     frame = _users_frame(sys._getframe(1))
     warnings.warn_explicit(
         message,
@@ -34,10 +34,7 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
 
 
 def warn_of_untested_torch() -> None:
-    """Warn once per process if this release was not tested with the installed torch.
-
-    Called whenever a trace or a world is opened.
-    """
+    """Warn once per process if this release was not tested with the installed torch; each new world calls this."""
     global _asked_for_torch
     if not _asked_for_torch:
         _asked_for_torch = True
@@ -46,12 +43,12 @@ def warn_of_untested_torch() -> None:
 
 
 def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
-    """Wrap `show` so that warnings at a line of dsexplore are shown at the user's line instead.
+    """Wrap a function that shows warnings, so that warnings at a line of dsexplore are shown at the user's line.
 
-    torch issues some warnings at its caller, from Python or C++, which may be one of our wrappers.
+    torch issues some warnings, from Python or C++, at its caller, which may be a wrapper of dsexplore.
 
     Args:
-        show: shows a warning, as ``warnings._showwarnmsg`` does, which Python calls for each warning.
+        show: function that shows a warning, such as ``warnings._showwarnmsg``, which Python calls for each warning.
     """
 
     def shown(msg: warnings.WarningMessage) -> None:
@@ -64,7 +61,7 @@ def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable
 
 
 def _users_frame(frame: FrameType) -> FrameType:
-    """Return the innermost frame from here outwards that is the user's; the outermost one if none is."""
+    """Return the innermost frame of the user, starting from a frame and going outwards; else the outermost frame."""
     while frame.f_code.co_filename.startswith((*_NOT_THE_USERS, *_GENERATED)) and frame.f_back is not None:
         frame = frame.f_back
     return frame

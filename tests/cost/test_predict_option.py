@@ -98,7 +98,7 @@ def test_kernels_of_no_prediction_are_refused_before_the_script_runs(
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(7)")
     assert main(["run", "--world-size", "8", *line, str(script)]) == 2
-    assert f"{named} is about a predicted step: give --predict too" in capsys.readouterr().err
+    assert f"{named} is an option of a predicted step: give --predict too" in capsys.readouterr().err
 
 
 def test_unknown_hardware_is_refused_before_the_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
