@@ -1,4 +1,4 @@
-"""DeepSpeed's ``deepspeed.constants``, where programs for DeepSpeed import it."""
+"""Names of ``deepspeed.constants``, for programs that are written for DeepSpeed."""
 
 from dsexplore._internal.launch_constants import CROSS_RANK as CROSS_RANK
 from dsexplore._internal.launch_constants import CROSS_SIZE as CROSS_SIZE

@@ -1,1 +1,1 @@
-"""What the public modules are made of: names in here may change in any version."""
+"""Implementation of the public modules; its names may change in any version."""

@@ -118,7 +118,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return the backend in use for ``cdb``, the current ``default_pg_timeout``, else torch.distributed's attribute."""
+    """Return the current backend for ``cdb``, the current ``default_pg_timeout``, or torch.distributed's attribute."""
     if name == "cdb":
         return _launch.current_backend()
     if name == "default_pg_timeout":
@@ -134,13 +134,13 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    of_torch = {name for name, value in vars(_td).items() if name[0] != "_" and name not in globals()}
-    of_torch = {name for name in of_torch if _is_of_torch(vars(_td)[name])}
-    return sorted({*__all__, *of_torch, "cdb", "default_pg_timeout"})
+    public = {name: value for name, value in vars(_td).items() if not name.startswith("_") and name not in globals()}
+    torch_names = {name for name, value in public.items() if _is_of_torch(value)}
+    return sorted({*__all__, *torch_names, "cdb", "default_pg_timeout"})
 
 
 def _is_of_torch(value: object) -> bool:
-    """Return True for what torch.distributed offers, False for what it merely imports."""
-    kind = type(value)  # of torch's deprecated `reduce_op`, whose attributes warn, too
-    home = value if issubclass(kind, (type, FunctionType, BuiltinFunctionType)) else kind
-    return str(home.__module__).partition(".")[0] == "torch" and not issubclass(kind, ModuleType)
+    """Return True for a name that torch.distributed defines, False for one that it only imports."""
+    kind = type(value)  # not value.__class__: attributes of torch's deprecated `reduce_op` warn
+    owner = value if issubclass(kind, (type, FunctionType, BuiltinFunctionType)) else kind
+    return str(owner.__module__).partition(".")[0] == "torch" and not issubclass(kind, ModuleType)

@@ -1,3 +1,3 @@
-"""DeepSpeed's ``deepspeed.comm.constants``, where programs for DeepSpeed import it."""
+"""Names of ``deepspeed.comm.constants``, for programs that are written for DeepSpeed."""
 
 from dsexplore._internal.comm.constants import *  # noqa: F403

@@ -1,3 +1,3 @@
-"""DeepSpeed's ``deepspeed.comm.reduce_op``, where programs for DeepSpeed import it."""
+"""Names of ``deepspeed.comm.reduce_op``, for programs that are written for DeepSpeed."""
 
 from dsexplore._internal.comm.reduce_op import *  # noqa: F403

@@ -1,8 +1,8 @@
-"""DeepSpeed's ``deepspeed.comm.torch``, where its programs import it: `TorchBackend`, and switches as flags."""
+"""Names of ``deepspeed.comm.torch``, for programs that are written for DeepSpeed: `TorchBackend` and its flags."""
 
 import sys
 
 from dsexplore._internal.comm import torch_backend
 from dsexplore._internal.comm.torch_backend import *  # noqa: F403 - for type checkers
 
-sys.modules[__name__] = torch_backend  # whose flags can be set
+sys.modules[__name__] = torch_backend  # programs set flags of this module

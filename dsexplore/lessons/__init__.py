@@ -1,4 +1,4 @@
-"""Lessons on distributed training: simulated ranks judge the exercises. The notebooks are in `notebooks/lessons`."""
+"""Lessons on distributed training, with exercises that simulated ranks check; see `notebooks/lessons`."""
 
 from dsexplore._internal.lessons.lesson import LESSONS, Lesson, open_lesson
 from dsexplore._internal.lessons.requirement import ExerciseResult

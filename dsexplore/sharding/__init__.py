@@ -1,6 +1,6 @@
-"""The shards that each rank holds: computed from placements and mesh, without a process group.
+"""The shards that each rank holds, computed from placements and mesh without a process group.
 
-The package itself can be called, ``dsexplore.sharding(model)``: see `sharding.plan.sharding`.
+The package can be called: ``dsexplore.sharding(model)`` calls `sharding.plan.sharding`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ABOUT = __doc__
 
 
 class _CallablePackage(ModuleType):
-    """The type of this package's module, which makes it callable like the function `plan.sharding`."""
+    """Class of this package's module, which makes it callable like the function `plan.sharding`."""
 
     @property
-    def __doc__(self) -> str:  # type: ignore[override]  # of the package, for help() and ``?``
+    def __doc__(self) -> str:  # type: ignore[override]  # for help() and ``?``
         """Documentation of the package: its signature as a function, and its description."""
         from dsexplore._internal.sharding.plan import sharding
 

@@ -1,1 +1,1 @@
-"""Programs on fake tensors, which have shapes but no memory and no values."""
+"""Worlds of fake tensors, which have shapes but no memory and no values."""

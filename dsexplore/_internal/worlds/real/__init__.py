@@ -1,1 +1,1 @@
-"""Local processes as real ranks: how they are forked, what they run, and what they send back."""
+"""Real ranks: local processes that are forked from a server, or engines of a cluster; they run programs and cells."""
