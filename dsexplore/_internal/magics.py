@@ -52,7 +52,7 @@ that the cell reads, `rank` and `world_size`, print under their labels, and retu
 def _parser() -> MagicParser:
     parser = MagicParser("commtrace", _HELP)
     option = parser.add_argument
-    option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone says it too")
+    option("--world-size", type=int, metavar="N", help="number of ranks to simulate; not needed with --mesh")
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
     option("--real", type=int, metavar="N", help="run on N real ranks, processes of this machine")
     option("--profile", metavar="NAME", help="run on the engines of the ipyparallel cluster of that profile")

@@ -8,9 +8,10 @@ only. The collectives are those of a real checkpoint; the bytes of the pickled p
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def _coordinates(wrapper: Any) -> bool:
     return bool(wrapper.is_coordinator) or not wrapper.use_dist
 
 
-def _alone(data: Any, wrapper: Any) -> list[Any]:
+def _with_empty(data: Any, wrapper: Any) -> list[Any]:
     """Return the answers of all ranks: this rank's, and empty ones of the others, without items or write results."""
     empty: Any = data
     if isinstance(data, list):
@@ -54,34 +55,26 @@ def _alone(data: Any, wrapper: Any) -> list[Any]:
     return [data if rank == wrapper.get_rank() else empty for rank in range(wrapper.get_world_size())]
 
 
-def _local_plan(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Wrap the reduce_scatter of plans to compute this rank's part from its own plan."""
+def _reduce_locally(pick: Callable[[Any, int], Any], original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a step that reduces the answers of all ranks, to reduce this rank's and empty ones.
+
+    Args:
+        pick: returns what this rank receives, given the reduced value and its rank.
+        original: method of torch's wrapper of collectives.
+        parts: parts of the world.
+    """
     objects = parts[Objects]
 
     @wraps(original)
-    def reduce_scatter(wrapper: Any, /, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
+    def reduce(wrapper: Any, /, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
+        rank = wrapper.get_rank()
         if _coordinates(wrapper):
-            return original(wrapper, step, map_fun, lambda data: reduce_fun(_alone(data[wrapper.get_rank()], wrapper)))
+            return original(wrapper, step, map_fun, lambda data: reduce_fun(_with_empty(data[rank], wrapper)))
         mapped = map_fun()
-        with objects.standing_for(reduce_fun(_alone(mapped, wrapper))[wrapper.get_rank()]):
+        with objects.standing_for(pick(reduce_fun(_with_empty(mapped, wrapper)), rank)):
             return original(wrapper, step, lambda: mapped, reduce_fun)
 
-    return reduce_scatter
-
-
-def _local_result(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Wrap the all_reduce of results to reduce this rank's alone."""
-    objects = parts[Objects]
-
-    @wraps(original)
-    def all_reduce(wrapper: Any, /, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
-        if _coordinates(wrapper):
-            return original(wrapper, step, map_fun, lambda data: reduce_fun(_alone(data[wrapper.get_rank()], wrapper)))
-        mapped = map_fun()
-        with objects.standing_for(reduce_fun(_alone(mapped, wrapper))):
-            return original(wrapper, step, lambda: mapped, reduce_fun)
-
-    return all_reduce
+    return reduce
 
 
 def _local_value(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
@@ -120,8 +113,8 @@ _ALONE = "the other ranks of a simulated world have nothing to write or read"
 
 PATCHES: tuple[Entry, ...] = (
     Patch(checkpoint.VALIDATE_GLOBAL_PLAN, "this rank's shards alone do not cover a tensor", _skip_errors),
-    Patch(checkpoint.WRAPPER_METHODS["reduce_scatter"], _ALONE, _local_plan),
-    Patch(checkpoint.WRAPPER_METHODS["all_reduce"], _ALONE, _local_result),
+    Patch(checkpoint.WRAPPER_METHODS["reduce_scatter"], _ALONE, partial(_reduce_locally, operator.getitem)),
+    Patch(checkpoint.WRAPPER_METHODS["all_reduce"], _ALONE, partial(_reduce_locally, lambda result, _rank: result)),
     Patch(checkpoint.WRAPPER_METHODS["broadcast"], _ALONE, _local_value),
     Patch(checkpoint.BROADCAST_STATE_DICT, "no process plays rank 0", _use_local_description, by_code=True),
 )
