@@ -70,7 +70,7 @@ def test_a_bad_mesh_is_one_error_that_names_it(mesh: object, named: str) -> None
     with pytest.raises(UsageError, match="mesh") as caught:
         parse_mesh(mesh)  # type: ignore[arg-type]
     assert named in str(caught.value)
-    assert "write it like 'dp=2,tp=4'" in str(caught.value) or "give each axis a name" in str(caught.value)
+    assert "write it like 'dp=2,tp=4'" in str(caught.value) or "give each axis its own name" in str(caught.value)
 
 
 @NEEDS_NO_GROUP

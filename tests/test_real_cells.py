@@ -308,7 +308,7 @@ def test_nccl_needs_a_gpu_per_rank_and_warns_where_the_kernel_itself_uses_one(mo
     RankWorld(2, backend="nccl")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda device: device == 1, raising=False)
-    with pytest.warns(RuntimeWarning, match="holds a CUDA context on GPU 1, where a rank will run"):
+    with pytest.warns(RuntimeWarning, match="has a CUDA context on GPU 1, where a rank will run"):
         RankWorld(2, backend="nccl")
 
 

@@ -113,7 +113,7 @@ def test_a_simulation_for_cpus_refuses_what_gloo_refuses_in_its_words(
     real: dict[str, list[str]], simulated: dict[str, list[str]]
 ) -> None:
     assert {name: kind for name, (kind, _) in simulated.items()} == {name: kind for name, (kind, _) in real.items()}
-    own_words = "all_gather_into_tensor: gloo concatenates 2 parts of shape (4, 2) along the first dim"
+    own_words = "all_gather_into_tensor: gloo concatenates 2 parts of shape"
     for name, (_, words) in real.items():
         said, of_torch = simulated[name][1], words.partition(" (expected TensorOptions")[0]
         is_own = said.startswith(own_words) and "allgather: invalid tensor size at index" in words
