@@ -1,8 +1,8 @@
-"""How a recorded block ended on a rank, and to which attempt of its job a saved file belongs.
+"""The reason why a recorded block ended on a rank, and the attempt of the job that a saved file belongs to.
 
 A launcher restarts a job if a rank fails, and each attempt saves into the same folder. Files of an earlier attempt must
-not be taken for those of the latest. So each rank removes its earlier file when its block begins, and each file names
-its attempt, for ranks that never began.
+not be taken for those of the latest. So each rank removes its earlier file when its block begins. Each file also names
+its attempt, because a rank that never began cannot remove its earlier file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import TracebackType
 
 import torch.distributed as dist
 
-from dsexplore._internal.capture.collectives.groups import own_rank
+from dsexplore._internal.capture.collectives.groups import launched_rank
 from dsexplore._internal.capture.stack.source_lines import file_name
 from dsexplore._internal.torch_internals.process_groups import default_store
 from dsexplore._internal.trace.call_journal import journal_file
@@ -25,9 +25,11 @@ from dsexplore._internal.trace.files import names_directory, rank_file, stack_fi
 from dsexplore._internal.user_code import is_user_file
 
 _LAUNCHER = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables by which launchers tell attempts of jobs apart."""
 _KEY = "dsexplore/attempt"
+"""Key of the attempt's name in the store of the default process group."""
 _blocks: Counter[str] = Counter()
-"""{folder: number of blocks of this process that have saved there}."""
+"""{folder: number of blocks of this process that were to be saved there}."""
 
 
 def end_of(error: BaseException | None) -> str:
@@ -47,7 +49,7 @@ def end_of(error: BaseException | None) -> str:
 
 
 def _innermost_line(trace: TracebackType | None) -> str:
-    """Return the innermost line of the program, ``"train.py:5"``; empty if there is none."""
+    """Return the innermost line of the user's program in a traceback, ``"train.py:5"``; empty if there is none."""
     line = ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -61,23 +63,23 @@ def begin_saving(save: str | os.PathLike[str]) -> str:
     """Remove this rank's file of an earlier attempt, and return the name of this attempt.
 
     Args:
-        save: where the block will be saved.
+        save: the directory or file that the block will be saved to.
 
     Returns:
-        A name that is equal on all ranks of this attempt and block, and differs from that of every other.
+        A name that all ranks share in this block of this attempt, and in no other.
     """
     folder = str(Path(save).absolute())
     _blocks[folder] += 1
     if names_directory(save):
-        rank = own_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        rank = launched_rank()
         for name in (rank_file(rank), stack_file(rank), journal_file(rank)):
             (Path(save) / name).unlink(missing_ok=True)
     return f"{_job()} {_blocks[folder]}"
 
 
 def _job() -> str:
-    """Return a name that the ranks of one attempt of a job share, from its store, else from its launcher."""
+    """Return a name that the ranks of one attempt of a job share: from its store, else from its launcher."""
     if dist.is_initialized():
-        with suppress(Exception):  # a store that cannot compare, or a backend without one
+        with suppress(Exception):  # a store without compare_set, or a backend without a store
             return str(default_store().compare_set(_KEY, "", uuid.uuid4().hex).decode())
     return " ".join(os.environ.get(name, "") for name in _LAUNCHER)

@@ -1,11 +1,11 @@
-"""Save a recording while its block still runs: when the process is ended by SIGTERM, and when nothing moves on.
+"""Saves a recording while its block still runs: when SIGTERM ends the process, or when no collective progresses.
 
-A launcher ends the ranks that are left with SIGTERM once one has failed. Python runs a signal handler only when its
-main thread comes back to Python, and a rank that waits inside gloo or NCCL never does. So a thread reads the signals
-from a pipe (`signal.set_wakeup_fd`), saves what was recorded, and then lets the signal have its default effect.
+When one rank fails, a launcher ends the others with SIGTERM. Python runs a signal handler only when its main thread
+returns to Python, and a rank that waits inside gloo or NCCL never does. So a thread reads the signals from a pipe
+(`signal.set_wakeup_fd`), saves what was recorded, and then lets the signal have its default effect.
 
-A program with a SIGTERM handler of its own keeps it, and what it does then is its own affair. The same holds where
-another thread than the main one records, which may not set handlers.
+A program that has a SIGTERM handler keeps it, and SIGTERM saves nothing. The same holds if a thread other than the main
+one records, since only the main thread may set handlers.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from dsexplore._internal.atomic import writing
 
 LOOKS = 8
-"""How often in the time-out of a recording the thread looks whether anything has moved on."""
+"""Number of calls of `EarlySave.look` within one time-out."""
 TICK = 0.5
 """Seconds between two calls of `EarlySave.settle`."""
 LINGER = 0.25
-"""Seconds between the save and the end of a process that SIGTERM ends: of ranks that are ended together, the first that
-is gone makes the collectives of those fail that have not saved yet."""
+"""Seconds from the save to the end of a process that SIGTERM ends. When a launcher ends all ranks, the first rank to
+exit makes the collectives of the others fail, so it gives them time to save."""
 HOLD = 0.5 + LINGER
-"""Seconds for which a program that is ended does not go on while its recording is saved, which takes about 0.02."""
+"""Seconds for which SIGTERM's handler holds the main thread; saving takes about 0.02 of them."""
 
 
 @dataclass(eq=False)
@@ -42,44 +42,49 @@ class EarlySave:
     """One recording that may have to be saved before its block ends."""
 
     save: Callable[[str], None]
-    """Writes the recording as it is now; its argument says why, for the notes."""
+    """Writes the recording as it is now; its argument is the reason, for the trace's notes."""
     progress: Callable[[], object] = lambda: None
-    """Returns another value whenever a collective has begun or ended."""
+    """Returns a different value once a collective has begun or ended."""
     timeout: float | None = None
     """Seconds without progress after which it is saved; None for never."""
     settle: Callable[[], None] | None = None
     """Called every `TICK` seconds, to write which calls have ended; None for never."""
-    _last: object = field(default=None, init=False)
+    _latest: object = field(default=None, init=False)
+    """The latest value of ``progress``."""
     _since: float = field(default=0.0, init=False)
+    """The time at which that value was first seen; 0 before the first look."""
     _was_saved: bool = field(default=False, init=False)
+    """True if the recording was saved since then."""
 
     def look(self, now: float) -> None:
         """Save if nothing has progressed for ``timeout`` seconds; at most once until something does.
 
         Args:
-            now: seconds, by any clock that does not jump.
+            now: the time in seconds, by a monotonic clock.
         """
         if self.settle is not None:
             self.settle()
-        seen = self.progress()
-        if self._since == 0.0 or seen != self._last:
-            self._last, self._since, self._was_saved = seen, now, False
+        latest = self.progress()
+        if self._since == 0.0 or latest != self._latest:
+            self._latest, self._since, self._was_saved = latest, now, False
         elif self.timeout is not None and not self._was_saved and now - self._since >= self.timeout:
             self._was_saved = True
             self.save(f"saved while its block ran: no collective began or ended for {self.timeout:g} s")
 
-    def stood(self, now: float) -> float:
+    def stalled_for(self, now: float) -> float:
         """Return the seconds since the last progress; 0 if they are fewer than ``timeout``, or not measured.
 
         Args:
-            now: as in `look`.
+            now: the time in seconds, by the clock of `look`.
         """
-        seconds = now - self._since if self._since and self.progress() == self._last else 0.0
-        return seconds if self.timeout is not None and seconds >= self.timeout else 0.0
+        if self.timeout is None or self._since == 0.0 or self.progress() != self._latest:
+            return 0.0
+        seconds = now - self._since
+        return seconds if seconds >= self.timeout else 0.0
 
 
 class _Watcher:
-    """The thread that saves, and the signal's way to it; there is one while any `EarlySave` is active."""
+    """The thread that saves, and the pipe that brings it the signal; one exists while any `EarlySave` is active."""
 
     def __init__(self) -> None:
         self.saves: list[EarlySave] = []
@@ -93,19 +98,21 @@ class _Watcher:
         self._thread.start()
 
     def _handle(self, number: int, frame: object) -> None:
-        """Wake the thread, and hold the program until the thread has ended the process.
+        """Wake the thread, and hold the main thread while it saves and ends the process.
 
-        The signal may have been held back when its byte came. The hold is short, as the thread may need a lock that the
-        program holds.
+        The thread is woken again, as the signal may have been blocked when its byte was written. The hold is short, as
+        the thread may need a lock that the program holds.
         """
         self._wake(number)
         time.sleep(HOLD)
 
     def _wake(self, number: int) -> None:
+        """Send the thread the number of a signal; 0 only makes it work out anew how long it may sleep."""
         with suppress(BlockingIOError):
             os.write(self._writing, bytes([number]))
 
     def _run(self) -> None:
+        """Look at each recording in its turn, and end the process at SIGTERM, until the pipe is closed."""
         while True:
             waits = [save.timeout / LOOKS for save in self.saves if save.timeout is not None]
             waits += [TICK for save in self.saves if save.settle is not None]
@@ -122,21 +129,22 @@ class _Watcher:
                     save.look(now)
 
     def _end_process(self) -> None:
+        """Save all recordings, and end the process unless the program has set a handler of its own since."""
         for save in list(self.saves):
             with _reported():
-                stood = save.stood(time.monotonic())
-                since = f", no collective had begun or ended for {stood:.3g} s" if stood else ""
+                seconds = save.stalled_for(time.monotonic())
+                since = f", no collective had begun or ended for {seconds:.3g} s" if seconds else ""
                 save.save(f"saved while its block ran: the process was ended by SIGTERM{since}")
         if signal.getsignal(signal.SIGTERM) == self._handle:
             time.sleep(LINGER)
-            # The default effect, which another thread than the main one can only set in C.
+            # Restores the default effect; Python's signal.signal works in the main thread only.
             ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
         """Restore the signal's handler and end the thread."""
         if self._takes_signal:
-            if signal.getsignal(signal.SIGTERM) == self._handle:  # else the program has set one of its own meanwhile
+            if signal.getsignal(signal.SIGTERM) == self._handle:  # else the program has set its own handler
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
         os.close(self._writing)
@@ -146,7 +154,7 @@ class _Watcher:
     def forget_in_child(self) -> None:
         """Restore the signal's handler in a forked process, such as a worker of a data loader.
 
-        It must not write into its parent's pipe when it is ended. It does not have the thread.
+        A forked process has no copy of the thread, and must not write into its parent's pipe when SIGTERM ends it.
         """
         if self._takes_signal:
             signal.set_wakeup_fd(-1)
@@ -161,14 +169,14 @@ def _may_take_signal() -> bool:
         return False
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return False
-    others = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(others)
-    return others == -1
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup_fd)
+    return wakeup_fd == -1
 
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Print an error, so that neither the thread nor the program stops for it."""
+    """Print an error of the block and suppress it, so that the thread goes on."""
     try:
         yield
     except Exception as fault:
@@ -181,34 +189,36 @@ _lock = threading.Lock()
 
 @contextmanager
 def saved_early(early: EarlySave) -> Iterator[None]:
-    """Save that recording when the process is ended by SIGTERM, and when it makes no progress, until the block ends."""
+    """Save a recording when SIGTERM ends the process, and when it makes no progress, until the block ends."""
     global _watcher
     with _lock:
         if _watcher is None:
             _watcher = _Watcher()
         watcher = _watcher
         watcher.saves = [*watcher.saves, early]
-        watcher._wake(0)  # the thread looks how long it may sleep now
+        watcher._wake(0)
     try:
         yield
     finally:
         with _lock:
             watcher.saves = [save for save in watcher.saves if save is not early]
-            if not watcher.saves and _watcher is watcher:  # else this is a child, which has none
+            if not watcher.saves and _watcher is watcher:  # a forked child has no watcher
                 _watcher = None
                 watcher.close()
 
 
 _held = threading.local()
-"""The signals that the forking thread held back before, while it forks."""
+"""``_held.before`` is the signal mask of the forking thread before `_hold`, while it forks."""
 
 
 def _hold() -> None:
+    """Block SIGTERM while this thread forks: in the child it must not reach the parent's pipe."""
     if _watcher is not None:
         _held.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 def _release() -> None:
+    """Restore the signal mask of before the fork."""
     before = getattr(_held, "before", None)
     if before is not None:
         _held.before = None
@@ -216,6 +226,7 @@ def _release() -> None:
 
 
 def _forget_in_child() -> None:
+    """Drop the parent's watcher in a forked process; its lock may be held by a thread that was not copied."""
     global _watcher, _lock
     watcher, _watcher, _lock = _watcher, None, threading.Lock()
     if watcher is not None:
@@ -230,13 +241,12 @@ os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forg
 def stacks() -> str:
     """Return the Python stack of each other thread of this process, main thread first, outermost call first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames: dict[int, FrameType] = sys._current_frames()
+    del frames[threading.get_ident()]
     main = threading.main_thread().ident
-    frames: list[tuple[int, Any]] = [
-        (number, frame) for number, frame in sys._current_frames().items() if number != threading.get_ident()
-    ]
-    frames.sort(key=lambda frame: frame[0] != main)
     return "\n".join(
-        f"Thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}" for number, frame in frames
+        f"Thread {names.get(thread, thread)}:\n{''.join(traceback.format_stack(frames[thread]))}"
+        for thread in sorted(frames, key=lambda thread: thread != main)
     )
 
 

@@ -1,4 +1,4 @@
-"""``expect_comms``: a test that says what a block communicates, and fails with what it did instead."""
+"""``expect_comms`` asserts which collectives a block issues; on failure, its error says which ones it issued."""
 
 from __future__ import annotations
 
@@ -40,16 +40,18 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
     Args:
         no_implicit_redistribute: fail on a DTensor redistribute that the program did not ask for.
         stack_depth: frames of the program to show per collective.
-        **ops: one of torch's plain names → how many of them, or a dict: ``count``; ``bytes`` and ``wire_bytes``, the
-            totals of message and wire bytes; and columns of the events or ``module``, as for `Trace.where`, which say
-            which ones are meant. A list of such dicts expects all of them. An op that is not named is expected never.
+        **ops: {plain name of a collective: number of calls, or a dict}. A dict has a ``count``, the totals ``bytes``
+            and ``wire_bytes`` of message and wire bytes, or several of these. It may also have ``module`` and columns
+            of the events: then it applies only to events that `Trace.where` selects by them. A list of such dicts
+            expects all of them. Collectives that are not named must not occur.
 
     Yields:
         the `Trace`; nothing is checked if the block raises.
 
     Raises:
-        UsageError: no such op, or a dict with another key.
-        ExpectationError: a table of expected against seen, and the source lines of what was not expected.
+        UsageError: an argument is no known collective, or a dict has an unknown key or a bad value.
+        ExpectationError: the block's collectives are not those expected. The text has a table of both, and the source
+            lines of the unexpected ones.
 
     Examples:
         >>> with dsexplore.simulate(4), dsexplore.expect_comms(all_reduce={"count": 1, "bytes": 1024}):
@@ -67,9 +69,9 @@ class _Expectation:
 
     op: str
     sizes: dict[str, int]
-    """Some of the keys of `_SIZES` → the total."""
+    """{key of `_SIZES`: expected total}; empty if any number above 0 will do."""
     conditions: dict[str, Any] = field(default_factory=dict)
-    """As for `Trace.where`."""
+    """Arguments of `Trace.where` that select the events."""
 
     def wanted(self) -> str:
         """Format the expected sizes and conditions: ``"2 · axis=tp"``."""
@@ -87,6 +89,11 @@ class _ExpectedRow:
 
 
 def _parse(op: str, wanted: Wanted) -> list[_Expectation]:
+    """Return the expectations that an argument of `expect_comms` stands for.
+
+    Raises:
+        UsageError: the op, a key or a value is none that `expect_comms` knows.
+    """
     if op not in OPS and ":" not in op:
         near = argument_meant(op, ("no_implicit_redistribute", "stack_depth", *OPS))
         raise UsageError(f"expect_comms({op}=…): no such op{near}; they are {', '.join(OPS)}")
@@ -102,34 +109,43 @@ def _parse(op: str, wanted: Wanted) -> list[_Expectation]:
         select(Tables(), conditions)  # refuses bad values before the block runs
         return [_Expectation(op, sizes, conditions)]
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return [expectation for part in wanted for expectation in _parse(op, part)]
+        return [expectation for item in wanted for expectation in _parse(op, item)]
     raise UsageError(f"expect_comms({op}={wanted!r}): give a count, a dict such as dict(count=2, axis='tp'), or a list")
 
 
 def _size(op: str, key: str, value: Any) -> int:
+    """Return an expected total; raise UsageError if it is not a whole number from 0 on."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UsageError(f"expect_comms: {key} of {op} is {value!r}: give a whole number, 0 or more")
     return value
 
 
 def _check(events: pl.DataFrame, expectations: Sequence[_Expectation], no_implicit: bool) -> None:
+    """Raise ExpectationError unless the events are exactly those expected.
+
+    Args:
+        events: all events of the block.
+        expectations: what is expected of them; an event that matches none is unexpected.
+        no_implicit: whether implicit redistributes are unexpected too.
+    """
     events = events.with_row_index("_row")
     rows: list[_ExpectedRow] = []
-    named: set[int] = set()
+    matched: set[int] = set()
     suspects: set[int] = set()
     for expected in expectations:
         matching = _matching(events, expected)
         row = _compared(expected, matching)
         rows.append(row)
-        named.update(matching["_row"])
+        matched.update(matching["_row"])
         if not row.agrees:
             suspects.update(matching["_row"])
-    strangers = events.filter(~pl.col("_row").is_in(sorted(named)))
-    rows += [_ExpectedRow(op, "none", str(count), False) for op, count in _counts(strangers)]
-    suspects.update(strangers["_row"])
+    unexpected = events.filter(~pl.col("_row").is_in(sorted(matched)))
+    counts = unexpected.group_by("op", maintain_order=True).len()
+    rows += [_ExpectedRow(op, "none", str(count), agrees=False) for op, count in counts.iter_rows()]
+    suspects.update(unexpected["_row"])
     implicit = events.filter(pl.col("implicit"))
     if no_implicit and not implicit.is_empty():
-        rows.append(_ExpectedRow("implicit redistribute", "none", str(implicit.height), False))
+        rows.append(_ExpectedRow("implicit redistribute", "none", str(implicit.height), agrees=False))
         suspects.update(implicit["_row"])
     if not all(row.agrees for row in rows):
         raise ExpectationError(_message(rows, events.filter(pl.col("_row").is_in(sorted(suspects)))))
@@ -151,16 +167,15 @@ def _total(events: pl.DataFrame, column: str) -> int:
     return events.height if column == "count" else int(events[column].sum())
 
 
-def _counts(events: pl.DataFrame) -> list[tuple[str, int]]:
-    return list(events.group_by("op", maintain_order=True).len().iter_rows())
-
-
 def _sizes_text(sizes: Mapping[str, int]) -> list[str]:
+    """Format totals by their keys in `_SIZES`: ``["2", "bytes 1,024 (1 KiB)"]``."""
     return [str(size) if key == "count" else f"{key} {size:,} ({format_bytes(size)})" for key, size in sizes.items()]
 
 
 def _message(rows: Sequence[_ExpectedRow], suspects: pl.DataFrame) -> str:
-    table = [("", "op", "expected", "seen"), *(("" if r.agrees else "✗", r.op, r.wanted, r.seen) for r in rows)]
+    """Return the error's text: the table of expected against seen, and the source lines of the suspects."""
+    table = [("", "op", "expected", "seen")]
+    table += [("" if row.agrees else "✗", row.op, row.wanted, row.seen) for row in rows]
     lines = ["the block's collectives are not those expected:", "", *_aligned(table)]
     if not suspects.is_empty():
         lines += ["", "where they were issued:", *_aligned(_places(suspects))]
@@ -187,5 +202,6 @@ def _places(events: pl.DataFrame) -> list[tuple[str, ...]]:
 
 
 def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return one line per row, its cells padded to the widths of their columns."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -1,7 +1,7 @@
-"""The label that a layer over torch gives the collectives that it issues.
+"""The label that a layer over torch, such as `dsexplore.comm`, gives the collectives that it issues.
 
-The layer sets ``current.label`` while it calls torch. Each collective that the recorder meets meanwhile in that thread
-carries the label. A recording may treat labeled collectives in its own way (`Recording.add`).
+The layer sets ``current.label`` while it calls torch, and the recorder gives the label to each collective that this
+thread issues until then. The log of `dsexplore.comm` groups collectives by their labels.
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ class _Current(threading.local):
 
 
 current = _Current()
-"""``current.label`` is the label of what the running thread issues; None outside any labeled call."""
+"""``current.label`` is the label of the collectives that this thread issues; None outside a labeled call."""

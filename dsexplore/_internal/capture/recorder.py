@@ -2,8 +2,8 @@
 
 Requirements:
 
-1. code that does not communicate is not slowed down, and a collective by a few microseconds;
-2. an error inside the recorder never ends or changes the program: it is a warning, once;
+1. code that does not communicate is not slowed down, and each collective by a few microseconds at most;
+2. an error inside the recorder never ends or changes the program, but is warned of once;
 3. recordings nest and see all threads of the process; each has its own steps and numbering;
 4. no parameter, tensor, model or process group is kept alive after the recording;
 5. however the block ends, everything that was installed is removed.
@@ -57,8 +57,8 @@ class Recorder:
     """Sees every collective of the process while at least one recording is open; one per process.
 
     Args:
-        substrate: creates the source of events.
-        clock: nanoseconds since the epoch, for start and end.
+        substrate: creates the source of communication events.
+        clock: returns nanoseconds since the epoch, for the times at which collectives begin and end.
     """
 
     def __init__(self, substrate: Callable[[], Substrate] = KernelSubstrate, clock: Clock = time.time_ns) -> None:
@@ -70,10 +70,10 @@ class Recorder:
         self._recordings: list[Recording] = []
         self._stack_depth = 1
         self._inside: dict[int, Issued] = {}
-        """{thread: collective that has not returned}. The first collective of an NCCL group blocks
-        in its call until all ranks have created the communicator."""
+        """{thread: collective that has not returned}. The first call of an NCCL group returns late, once all ranks have
+        created the communicator."""
         self._ends: list[Callable[[], None]] = []
-        """End the observation of input, meshes, callbacks, reads and writes."""
+        """Functions that end the observation of input, meshes, callbacks, reads and writes."""
         self._lock = threading.RLock()
         self._start_anew()
 
@@ -114,11 +114,11 @@ class Recorder:
             recording.modules = self._modules
             recording.earlier_calls = self._modules.calls()
             recording.earlier_differentiable = self._modules.differentiable_calls()
-            self._recordings = [*self._recordings, recording]  # a new list: other threads go through the old one
-            self._stack_depth = max(each.stack_depth for each in self._recordings)
+            self._recordings = [*self._recordings, recording]  # a new list, as other threads iterate over the old one
+            self._stack_depth = max(is_open.stack_depth for is_open in self._recordings)
 
     def keep_kernels(self, keep: bool) -> None:
-        """Set whether the kernels in front of ops stay installed between recordings: installing takes milliseconds."""
+        """Set whether kernels in front of ops stay installed between recordings; installing them takes milliseconds."""
         with self._lock:
             self._keeps_kernels = keep
             self._uninstall_if_unused()
@@ -143,10 +143,11 @@ class Recorder:
                 self._uninstall_if_unused()
 
     def _remove(self, recording: Recording) -> None:
-        self._recordings = [kept for kept in self._recordings if kept is not recording]
-        self._stack_depth = max((kept.stack_depth for kept in self._recordings), default=1)
+        self._recordings = [is_open for is_open in self._recordings if is_open is not recording]
+        self._stack_depth = max((is_open.stack_depth for is_open in self._recordings), default=1)
 
     def _uninstall_if_unused(self) -> None:
+        """Remove everything that was installed, and drop references to the program, if no recording is open."""
         if self._recordings:
             return
         self._module_calls.uninstall()
@@ -176,7 +177,7 @@ class Recorder:
             return None
         if group is not None and group.timing != "none":
             issued.needs_work = True
-            is_message = entry.op in ("send", "recv")  # NCCL has a communicator of its own for each two ranks
+            is_message = entry.op in ("send", "recv")  # NCCL has a separate communicator for each pair of ranks
             self._stopwatch.begin(issued, group.timing, args, None if is_message else group.name)
             self._inside[get_ident()] = issued
             for recording in self._recordings:
@@ -194,7 +195,7 @@ class Recorder:
                 return None
             issued = self._describe(raw_op, entry, args, group, sys._getframe(1))
         except Exception:
-            return None  # the kernel's report is tried, too, and its fault warned of
+            return None  # the kernel will report the op too, and a fault is warned of then
         issued.needs_work = True
         issued.recordings = self._recordings
         self._inside[get_ident()] = issued
@@ -205,7 +206,7 @@ class Recorder:
 
     def returned(self, pending: Issued, result: Any, tensors: Any = None) -> None:
         """Add a collective that has returned `result` to its recordings; see `observed_op.Observer`."""
-        label = pending.label  # of the caller; a recording may give one that many calls have in common
+        label = pending.label  # a recording may replace it, by one that many calls share
         if pending.needs_work:
             self._inside.pop(get_ident(), None)
         for recording in pending.recordings:
@@ -234,7 +235,7 @@ class Recorder:
         pending.recordings = ()
 
     def begins_io(self, op: IoOp, path: str, nbytes: int | None) -> IoAccess | None:
-        """Record a read, a write or a wait that begins now, in every open recording of real ranks."""
+        """Record a read, write or wait that begins now, if real ranks are recorded; the caller ends the access."""
         recordings = [recording for recording in self._recordings if not recording.simulated]
         if not recordings:
             return None
@@ -249,7 +250,7 @@ class Recorder:
         return access
 
     def end_label(self, label: Label) -> None:
-        """Record the end of everything that a labeled call issued; the call has returned."""
+        """Record that all collectives of a labeled call have ended, as the call has returned."""
         for issued in label.issued:
             self._stopwatch.end_on_host(issued)
 
@@ -259,11 +260,7 @@ class Recorder:
         return self._stopwatch
 
     def observe_outputs(self, report: Callable[[ModuleEntry, Any], None]) -> Callable[[], None]:
-        """Call a function with each module that has returned, and with its output.
-
-        Returns:
-            a function that ends this.
-        """
+        """Call a function with each module that has returned and its output; return a function that ends this."""
         observers = self._module_calls.observers
         observers.append(report)
         return lambda: observers.remove(report)
@@ -275,13 +272,16 @@ class Recorder:
             issued.batch = number
 
     def repeat(self, collectives: Iterable[Issued]) -> None:
-        """Record collectives again, as if the program had issued them again; coalesced ones stay together."""
+        """Record collectives again, as if the program had issued them again; those of a batch get a new batch."""
         self._origins.share()
         batches: dict[int, int] = {}
         for collective in collectives:
-            if collective.batch is not None and collective.batch not in batches:
-                batches[collective.batch] = self._batches.number_of(0)
-            again = replace(collective, batch=None if collective.batch is None else batches[collective.batch])
+            batch = collective.batch
+            if batch is not None:
+                if batch not in batches:
+                    batches[batch] = self._batches.number_of(0)
+                batch = batches[batch]
+            again = replace(collective, batch=batch)
             for recording in self._recordings:
                 recording.add(again)
 
@@ -291,23 +291,21 @@ class Recorder:
         """Describe a collective that is about to be issued inside the frame ``caller``."""
         reading = read_stack(self._stack_depth, caller, self._modules)
         messages = entry.messages(args, size_of(group), entry.op)
-        if (
-            reading.cause == DDP_BUCKET
-            and messages[0][2] is torch.int32
-            and frame_kinds.kind_of_issuer(caller) == ENGINE
-        ):
-            reading.cause = DDP_UNUSED  # no gradient is a whole number
+        first = messages[0]
+        is_integer = first.dtype is torch.int32  # as no gradient is
+        if reading.cause == DDP_BUCKET and is_integer and frame_kinds.kind_of_issuer(caller) == ENGINE:
+            reading.cause = DDP_UNUSED
         stage = None
         if reading.schedule:
             self._note_schedule(reading)
-            stage, reading.phase = pipelines.place(reading, messages[0][0], args)
+            stage, reading.phase = pipelines.place(reading, first.op, args)
         read_parties = PARTIES.get(raw_op)
         issued = Issued(
             raw_op,
             messages,
             group,
             rank=group.own_rank if group is not None else own_rank(),
-            origin=self._origins.of(reading, stage, messages[0][3]),
+            origin=self._origins.of(reading, stage, first.shape),
             is_async=is_async(entry, args) and not reading.is_blocking,
             label=current.label,
             parties=read_parties(args) if read_parties is not None else None,
@@ -321,20 +319,20 @@ class Recorder:
         return issued
 
     def _note_schedule(self, reading: StackReading) -> None:
-        """Note the running pipeline schedule in the recordings of costs."""
+        """Note the running pipeline schedule in recordings that record costs."""
         for recording in self._recordings:
             if recording.kernels is not None and not recording.kernels.schedule:
                 recording.kernels.schedule = pipelines.describe(reading.schedule)
 
     def add_switched_off(self, op: str, process_group: Any, switch: str) -> None:
-        """Add a collective that the comm layer suppressed to every open recording; never counted as traffic."""
-        issued = self.unissued("", (f"switched_off:{op}", 0, None, ()), process_group)
+        """Add a collective that the comm layer suppressed to every open recording; it does not count as traffic."""
+        issued = self.unissued("", Message(f"switched_off:{op}", 0, None, ()), process_group)
         issued.origin = issued.origin._replace(cause=f"switched off by {switch}")
         for recording in self._recordings:
             recording.add(issued)
 
     def unissued(self, raw_op: str, message: Message, process_group: Any) -> Issued:
-        """Describe a message that reaches no kernel as a collective issued now; it is part of no recording yet."""
+        """Describe a message that reaches no kernel as a collective issued now, without adding it to recordings."""
         group = self._groups.find(process_group) if process_group is not None else None
         rank = group.own_rank if group is not None else own_rank()
         issued = Issued(raw_op, [message], group, rank, self._origins.here(1, sys._getframe(1)), label=current.label)
@@ -342,7 +340,7 @@ class Recorder:
         return issued
 
     def _begin_outermost(self, module: ModuleEntry, with_gradients: bool) -> None:
-        """Record a call of a module outside any other."""
+        """Record the begin of a module call that is inside no other."""
         if self._early is not None:
             self._early.find_parameters(module)
             self._early = None
@@ -350,7 +348,7 @@ class Recorder:
             recording.begin_call(id(module), with_gradients=with_gradients)
 
     def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
-        """Return the group of an unknown op: the first of its arguments that is one."""
+        """Return the group of an unknown op, its first argument that is a group; warn of the op."""
         self.warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
         return self._groups.find_among(args)
 
@@ -372,7 +370,7 @@ class Recorder:
         return list(self._inside.values())
 
     def _describe_groups(self) -> list[Group]:
-        """Return all groups met so far with their mesh axes, after recording the ends of completed works."""
+        """Record the ends of completed works, and return all groups met so far, with their mesh axes."""
         self._stopwatch.settle()
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
@@ -382,15 +380,15 @@ class Recorder:
         """Return the recording's content so far.
 
         Args:
-            recording: of this recorder.
-            waits: whether to wait for devices to complete their collectives; otherwise these are
-                unfinished, like those whose call has not returned.
+            recording: a recording of this recorder, open or stopped.
+            waits: whether to wait for devices to complete their collectives. If not, collectives in flight are included
+                as unfinished, and so are those whose call has not returned.
         """
         return self._content(recording, waits=waits)()
 
     def _content(self, recording: Recording, *, waits: bool = True) -> Recorded:
         self._origins.share()
-        # In this order, as other threads go on: no step without its events, no event without its group.
+        # Steps, events, groups: in this order, no step lacks its events and no event its group, as other threads go on.
         steps, issued = list(recording.steps), list(recording.issued)
         if not waits:
             issued += [issued_inside for issued_inside in self.inside() if recording in issued_inside.recordings]

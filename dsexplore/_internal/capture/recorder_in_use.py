@@ -1,4 +1,4 @@
-"""The recorder in use: one per process, which tests may replace by one with another clock."""
+"""The process's recorder; tests may replace it by one with another clock."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def is_recording() -> bool:
     return bool(_recorder.recordings)
 
 
-def followed() -> list[ModuleEntry]:
-    """Return the modules that were met while anything is recorded, parents before children."""
+def recorded_modules() -> list[ModuleEntry]:
+    """Return the modules called since the first open recording began, parents before children."""
     return list(_recorder.modules.in_order())
 
 
@@ -27,18 +27,18 @@ def running_module() -> ModuleEntry | None:
 
 
 def is_in_forward() -> bool:
-    """Return True if a module's forward runs in this thread, in its own right or as recomputation."""
+    """Return True if a module's forward runs in this thread, including recomputation in backward."""
     return _recorder.modules.in_forward()
 
 
 def note_switched_off(op: str, process_group: Any, comm_switch: str) -> None:
-    """Note a collective that the comm layer's switches suppressed, in every open recording."""
+    """Add a collective that a switch of the comm layer suppressed to every open recording."""
     if is_recording():
         _recorder.add_switched_off(op, process_group, comm_switch)
 
 
 def use(recorder: Recorder) -> None:
-    """Record with that recorder from now on, such as one with another clock.
+    """Make a recorder the one of this process.
 
     Raises:
         UsageError: a recording is open.

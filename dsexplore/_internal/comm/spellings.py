@@ -72,10 +72,9 @@ class Spelling:
     def message(self, args: Sequence[Any], group_size: int) -> Message:
         """Return the message that a call with these arguments moves; an empty one if they are invalid."""
         try:
-            (_, size, dtype, shape), *_ = self.entry.messages(self.as_op(args), group_size, self.op)
+            return self.entry.messages(self.as_op(args), group_size, self.op)[0]._replace(op=self.op)
         except (TypeError, AttributeError, IndexError, ValueError):
-            return self.op, 0, None, ()
-        return self.op, size, dtype, shape
+            return Message(self.op, 0, None, ())
 
 
 def _spelling(

@@ -68,7 +68,7 @@ class CommModeModuleTracker:
         """Compute the tree of the modules that ran so far."""
         tree = torch_json.module_tree(self.trace.tables)
         self._references = {
-            module.name: module.reference for module in recorder_in_use.followed() if module.name in tree
+            module.name: module.reference for module in recorder_in_use.recorded_modules() if module.name in tree
         }
         for name, model in self._alive(self._references):
             tree[name].type = str(type(model)).strip("<>")

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import ErrorType
 from dsexplore._internal.capture.collectives.given_up_groups import mark_given_up
 from dsexplore._internal.capture.collectives.groups import Group, error_of
 from dsexplore._internal.capture.collectives.issued_collective import Issued, Origin
+from dsexplore._internal.capture.collectives.ops import Message
 
 SECOND = 10**9
 NOWHERE = Origin("other", None, None, ())
@@ -23,7 +24,7 @@ def issued(of: Group, *times: tuple[int, int | None]) -> list[Issued]:
     """Return one all_reduce for each start and end, in seconds."""
     found = []
     for start, end in times:
-        message = ("all_reduce", 4, None, (1,))
+        message = Message("all_reduce", 4, None, (1,))
         one = Issued("c10d::allreduce_", [message], of, 0, NOWHERE, start=start * SECOND)
         one.end = None if end is None else end * SECOND
         found.append(one)

@@ -23,7 +23,7 @@ from dsexplore._internal.torch_internals.dtensor import mesh_without_groups
 GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
 MESH = mesh_without_groups(torch.arange(2))
 CODE = compile("1", "/elsewhere/train.py", "eval")
-SENT: Message = ("all_reduce", 8, torch.float32, (2,))
+SENT = Message("all_reduce", 8, torch.float32, (2,))
 
 
 def origin(offset: int = 0) -> Origin:

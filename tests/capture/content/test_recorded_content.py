@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 import dsexplore
 from dsexplore._internal.capture.collectives.groups import Group
 from dsexplore._internal.capture.collectives.issued_collective import Batches, Issued, Origin, Redistribute, is_async
-from dsexplore._internal.capture.collectives.ops import COMMUNICATION_OPS
+from dsexplore._internal.capture.collectives.ops import COMMUNICATION_OPS, Message
 from dsexplore._internal.capture.content.collective_kinds import CollectiveKinds
 from dsexplore._internal.capture.content.recorded_content import (
     event_columns,
@@ -43,7 +43,7 @@ LINEAR = entry("Linear", ROOT, "layers.0.up", calls=4)
 GROUP = Group("3", 4, (0, 2, 4, 6), "gloo", "mesh_tp", axis="tp", mesh="dp=2,tp=4", timing="work", own_rank=2)
 
 
-def issued(*messages: tuple[Any, ...], group: Group | None = GROUP, **origin: Any) -> Issued:
+def issued(*messages: Message, group: Group | None = GROUP, **origin: Any) -> Issued:
     known = {"phase": "forward", "trigger": None, "owner": None, "sources": (), **origin}
     return Issued("c10d::allreduce_", list(messages), group, 2, Origin(**known))
 
@@ -52,7 +52,7 @@ def table_of(collectives: Sequence[Issued], steps: Sequence[int] = (), depth: in
     return event_columns(CollectiveKinds(collectives), steps, depth).table()
 
 
-REDUCED = ("all_reduce", 1024, torch.bfloat16, (16, 32))
+REDUCED = Message("all_reduce", 1024, torch.bfloat16, (16, 32))
 
 
 def test_a_root_has_no_parent_and_depths_count_from_it() -> None:
@@ -75,9 +75,9 @@ def test_only_what_has_an_end_is_completed() -> None:
 
 
 def test_each_message_is_a_row_of_its_own() -> None:
-    coalesced = issued(REDUCED, ("all_reduce", 8, torch.float32, (2,)), trigger=LINEAR, owner=BLOCK)
+    coalesced = issued(REDUCED, Message("all_reduce", 8, torch.float32, (2,)), trigger=LINEAR, owner=BLOCK)
     coalesced.batch = 9
-    table = table_of([coalesced, issued(("barrier", 0, None, ()), group=None)])
+    table = table_of([coalesced, issued(Message("barrier", 0, None, ()), group=None)])
     columns = ("seq", "op", "message_bytes", "wire_bytes", "dtype", "shape", "trigger", "owner", "batch", "axis")
     assert list(table.select(columns).iter_rows()) == [
         (0, "all_reduce", 1024, 1536, "bfloat16", [16, 32], "Net#2.layers.0.up", "Net#2.layers.0", 9, "tp"),

@@ -14,7 +14,7 @@ from functools import partial, wraps
 from inspect import unwrap
 from operator import is_
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -54,20 +54,31 @@ def _reduce_scatter(group: Any, output: Any, tensor: Any, options: Any) -> tuple
     return output, tensor, group, None, options.asyncOp
 
 
-_METHODS: dict[str, tuple[str, type, Callable[..., tuple[Any, ...]]]] = {
-    ALL_REDUCE.attribute: ("c10d::allreduce_", ALL_REDUCE_OPTIONS, _allreduce),
-    BROADCAST.attribute: ("c10d::broadcast_", BROADCAST_OPTIONS, _broadcast),
-    ALL_GATHER.attribute: ("c10d::_allgather_base_", ALL_GATHER_OPTIONS, _all_gather),
-    REDUCE_SCATTER.attribute: ("c10d::_reduce_scatter_base_", REDUCE_SCATTER_OPTIONS, _reduce_scatter),
+class _Method(NamedTuple):
+    """A method of ``ProcessGroup`` that issues a collective."""
+
+    raw_op: str
+    """The op that it calls."""
+    options: type
+    """The type of its last argument."""
+    op_args: Callable[..., tuple[Any, ...]]
+    """Returns the op's arguments from the group and the method's; those that `ops` does not read are None."""
+
+
+_METHODS = {
+    ALL_REDUCE.attribute: _Method("c10d::allreduce_", ALL_REDUCE_OPTIONS, _allreduce),
+    BROADCAST.attribute: _Method("c10d::broadcast_", BROADCAST_OPTIONS, _broadcast),
+    ALL_GATHER.attribute: _Method("c10d::_allgather_base_", ALL_GATHER_OPTIONS, _all_gather),
+    REDUCE_SCATTER.attribute: _Method("c10d::_reduce_scatter_base_", REDUCE_SCATTER_OPTIONS, _reduce_scatter),
 }
-"""{method: (op that it calls, type of its last argument, the op's arguments that are read)}."""
+"""By the method's name."""
 
 
 class GroupMethods:
     """Observes the methods of ``ProcessGroup`` while installed; one at a time per process.
 
-    A simulated world replaces methods too, and may begin and end before or after a recording. So a method that
-    something else has replaced in the meantime is not restored: our function stays, and only calls the original.
+    A simulated world replaces methods too, and may begin and end before or after a recording. So `uninstall` leaves a
+    method alone that was replaced since: our function inside the replacement then only calls the original.
     """
 
     def install(self, observer: Observer) -> None:
@@ -75,10 +86,10 @@ class GroupMethods:
         global _observer
         _observer = observer
         for name, observed in _functions.items() if CAN_SKIP_KEYS else ():
-            now = vars(dist.ProcessGroup)[name]
-            inner = unwrap(now, stop=partial(is_, observed))
-            if not isinstance(inner, FunctionType):  # neither ours nor an unknown one
-                _replaced[name] = now
+            current = vars(dist.ProcessGroup)[name]
+            inner = unwrap(current, stop=partial(is_, observed))
+            if not isinstance(inner, FunctionType):  # neither ours nor an unknown replacement of torch's method
+                _replaced[name] = current
                 setattr(dist.ProcessGroup, name, observed)
 
     def uninstall(self) -> None:
@@ -98,9 +109,9 @@ _replaced: dict[str, Any] = {}
 
 def _observed(name: str) -> Callable[..., Any]:
     """Wrap a method of a process group to report to the observer."""
-    raw_op, options, as_op = _METHODS[name]
+    raw_op, options, op_args = _METHODS[name]
     entry = ops.COMMUNICATION_OPS[raw_op]
-    count = as_op.__code__.co_argcount - 1  # without the group
+    count = op_args.__code__.co_argcount - 1  # without the group
 
     def observed(group: Any, *args: Any, **kwargs: Any) -> Any:
         observer, original = _observer, _replaced[name]
@@ -113,7 +124,7 @@ def _observed(name: str) -> Callable[..., Any]:
             or is_observed_elsewhere()
         ):
             return original(group, *args, **kwargs)
-        pending = observer.begins_before_kernel(raw_op, entry, as_op(group, *args))
+        pending = observer.begins_before_kernel(raw_op, entry, op_args(group, *args))
         if pending is None:
             return original(group, *args, **kwargs)
         try:

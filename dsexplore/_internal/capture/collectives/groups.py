@@ -1,8 +1,9 @@
-"""Process groups as a trace names them: size, ranks, backend, and the mesh axis that each one is."""
+"""Describes process groups for a trace: size, ranks, backend, and the mesh axis that each group belongs to."""
 
 from __future__ import annotations
 
 import gc
+import os
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from dsexplore._internal.torch_internals.process_groups import backend_of, regis
 from dsexplore._internal.trace.schema import Timing
 
 _DIM = re.compile(r"dim_\d+")
+"""The name of an axis of a mesh without names."""
 
 
 @dataclass(slots=True)
@@ -42,12 +44,13 @@ class Group:
     own_rank: int = 0
     """The global rank of this process."""
     met_axis: str = ""
-    """The axis of a mesh with names that the group was when it was first used: that mesh may be gone by the end."""
+    """The group's axis in a mesh with named axes when it was first used, as that mesh may be gone by the end."""
     met_mesh: str = ""
-    said_axis: str = ""
-    """The axis that the description says by itself."""
+    """That mesh, ``"dp=2,tp=4"``."""
+    axis_in_description: str = ""
+    """The axis that its description names; empty if it names none."""
     axis_of_peer: Mapping[int, str] = field(default_factory=dict)
-    """For a group along no axis: by global rank, the one mesh axis along which that rank differs from this one."""
+    """For a group along no axis: {global rank: the one mesh axis along which that rank differs from this one}."""
     error: str = ""
     """Why its backend gave it up, see `given_up_groups`; else empty."""
 
@@ -57,9 +60,11 @@ class Groups:
     """The process groups that recordings met, and the meshes whose axes name them."""
 
     _groups: dict[str, tuple[weakref.ref[Any], Group]] = field(default_factory=dict)
-    """By name. A gloo group that outlives its end can abort the process at exit, so none is kept alive here."""
+    """By name. Groups are not kept alive: a gloo group that is freed too late can abort the process at exit."""
     _by_identity: dict[int, tuple[weakref.ref[Any], Group]] = field(default_factory=dict)
+    """The same by the identity of the process group, until recordings end."""
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
+    """{id of a mesh: the mesh}, for those of parameters and redistributes."""
 
     def find(self, handle: Any) -> Group:
         """Return the group of an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
@@ -68,25 +73,25 @@ class Groups:
         if entry is None or entry[0]() is not process_group:
             entry = self._by_identity[id(process_group)] = weakref.ref(process_group), describe_group(process_group)
             self._groups[process_group.group_name] = entry
-            if not entry[1].description.startswith("mesh_"):  # else its axis stays in the description
-                _meet(entry[1], process_group)
+            if not entry[1].description.startswith("mesh_"):  # such a description names the axis
+                _note_met_axis(entry[1], process_group)
         return entry[1]
 
     def find_among(self, args: Iterable[Any]) -> Group | None:
-        """Return the group that is the first of an op's arguments to be one; None if none is."""
+        """Return the first group among an op's arguments; None if there is none."""
         for arg in args:
             if isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)):
-                with suppress(RuntimeError):  # a work, or another object of TorchScript
+                with suppress(RuntimeError):  # a Work, or another TorchScript object
                     return self.find(arg)
         return None
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
-        """Remember a mesh that a parameter or a redistribute lies on: its axes name its groups."""
+        """Note the mesh of a parameter or redistribute, whose axes name its groups."""
         self._meshes[id(mesh)] = mesh
 
     def described(self) -> list[Group]:
         """Return all groups met so far, with their axes."""
-        all_groups = list(self._groups.values())  # other threads meet more meanwhile
+        all_groups = list(self._groups.values())  # a copy, as other threads may add groups
         groups = [group for _, group in all_groups]
         meshes = [mesh for mesh in self._meshes.values() if _is_open(mesh)]
         self._name_axes(meshes)
@@ -107,12 +112,14 @@ class Groups:
         _name_plain([group for group in groups if not group.axis or _DIM.fullmatch(group.axis)], meshes)
         return groups
 
-    def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
-        # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh, and one
-        # with names before ``dim_0``.
-        seen_meshes = list(meshes)
-        whole = {id(root): root for root in map(root_mesh, seen_meshes)}  # of slices such as mesh["dp"]
-        for mesh in sorted([*seen_meshes, *whole.values()], key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
+    def _name_axes(self, meshes: Sequence[DeviceMesh]) -> None:
+        """Name groups without an axis by the meshes that have them.
+
+        Meshes of several axes come first: a group gets the name of its axis rather than that of a flattened mesh.
+        Meshes with named axes come before others, whose axes are named ``dim_0``.
+        """
+        roots = {id(root): root for root in map(root_mesh, meshes)}  # of slices such as mesh["dp"]
+        for mesh in sorted([*meshes, *roots.values()], key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
             for name, axis in mesh_groups(mesh):
                 reference, group = self._groups.get(name, (None, None))
                 if reference is None or group is None or group.axis:
@@ -128,21 +135,19 @@ class Groups:
 
 
 _axes_given: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[str, str]] = weakref.WeakKeyDictionary()
-"""Axis and mesh of the groups that meshes with names have given to the program."""
+"""{group that a mesh with named axes returned to the program: (its axis, the mesh)}."""
 
 
 def observe_meshes() -> Callable[[], None]:
-    """Note the axis of each group that a mesh gives to the program: the mesh may die before the group is used.
-
-    Returns:
-        a function that ends this.
-    """
+    """Note the axis of each group that ``DeviceMesh.get_group`` returns; return a function that ends this."""
     patches = Patches()
     install_all(PATCHES, {"always"}, patches, Parts())
     return patches.undo
 
 
 def _noting_axes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``DeviceMesh.get_group`` to note the axes of the mesh's groups."""
+
     @wraps(original)
     def get_group(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
         group = original(mesh, *args, **kwargs)
@@ -158,14 +163,15 @@ PATCHES: tuple[Entry, ...] = (Patch(GET_GROUP, "a mesh may die before the group 
 
 
 def _note_axes(mesh: DeviceMesh) -> None:
+    """Note the axes of all groups of a mesh with named axes."""
     for name, axis in mesh_groups(mesh) if mesh.mesh_dim_names else ():
         process_group = group_of_mesh(mesh, name)
         if process_group is not None:
             _axes_given.setdefault(process_group, (axis, mesh_text(mesh)))
 
 
-def _meet(group: Group, process_group: Any) -> None:
-    """Note which axis of a mesh with names a group is, as long as that mesh is there."""
+def _note_met_axis(group: Group, process_group: Any) -> None:
+    """Set the axis of a group from the meshes with named axes that exist now."""
     group.met_axis, group.met_mesh = _axes_given.get(process_group, ("", ""))
     named = [mesh for mesh in _all_meshes() if mesh.mesh_dim_names]
     for mesh in sorted(named, key=lambda mesh: -mesh.ndim):
@@ -176,16 +182,16 @@ def _meet(group: Group, process_group: Any) -> None:
 
 
 def _all_meshes() -> list[DeviceMesh]:
-    """Return all meshes of the process, including those without a parameter or redistribute.
+    """Return all meshes of the process.
 
-    torch has no registry of meshes, so they are found as the referrers of their class. Listing all objects instead
-    would reference tuples that other threads are still building, which then fails (``SystemError``).
+    torch has no registry of meshes, so they are found as the referrers of their class. A list of all objects would
+    include tuples that other threads are still building, which then fail with a ``SystemError``.
     """
     return [mesh for mesh in gc.get_referrers(DeviceMesh) if type(mesh) is DeviceMesh]
 
 
 def _is_open(mesh: DeviceMesh) -> bool:
-    """Return False for a mesh of a simulated world that was closed: it refuses every question."""
+    """Return False for a mesh of a simulated world that was closed: all its methods raise."""
     try:
         return bool(mesh.ndim)
     except ClosedWorldError:
@@ -193,9 +199,9 @@ def _is_open(mesh: DeviceMesh) -> bool:
 
 
 def _name_parts(groups: list[Group]) -> None:
-    """Name groups of unnamed meshes after the named axis that contains them.
+    """Name groups of meshes without names by the named axis whose group contains them.
 
-    FSDP makes such a group for ``reshard_after_forward=2``.
+    FSDP creates such a group for ``reshard_after_forward=2``.
     """
     named = [group for group in groups if group.axis and not _DIM.fullmatch(group.axis)]
     for group in groups:
@@ -212,21 +218,24 @@ def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
     named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
     axes = {axis for along in named for axis in along}
     for group in groups:
-        dim, group.axis = group.axis, group.description if group.description in axes else group.said_axis
+        described = group.description if group.description in axes else group.axis_in_description
+        if described:
+            group.axis = described
+            continue
+        matching = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
+        if len(matching) == 1:
+            group.axis = matching.pop()
         if not group.axis:
-            matching = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
-            group.axis = matching.pop() if len(matching) == 1 else dim
-        if not group.axis:
-            group.axis_of_peer = axes_of_peers(along for along in named if _holds(group, along))
+            group.axis_of_peer = axes_of_peers(along for along in named if _contains_axes(group, along))
 
 
-def _holds(group: Group, along: Mapping[str, Sequence[int]]) -> bool:
-    """Return True if a group has all ranks that share an axis with this process."""
+def _contains_axes(group: Group, along: Mapping[str, Sequence[int]]) -> bool:
+    """Return True if a group contains this process's groups along all axes of a mesh."""
     return set(group.ranks).issuperset(rank for ranks in along.values() for rank in ranks)
 
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:
-    """Return {axis: ranks of this process's group along it}; empty if groups were destroyed, as of an earlier world."""
+    """Return {axis: ranks of this process's group along it}; empty if a group of the mesh was destroyed."""
     along, registered = {}, registered_groups()
     for name, axis in mesh_groups(mesh):
         process_group = group_of_mesh(mesh, name)
@@ -237,15 +246,16 @@ def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:
 
 
 def _unboxed(handle: Any) -> Any:
-    if isinstance(handle, torch.ScriptObject):  # first, as looking an attribute up on it is slow
+    """Return the ``ProcessGroup`` of an op's argument: itself, or boxed as a (fake) script object."""
+    if isinstance(handle, torch.ScriptObject):  # first, as attribute access on it is slow
         return dist.ProcessGroup.unbox(handle)
     if isinstance(handle, dist.ProcessGroup):
         return handle
-    return dist.ProcessGroup.unbox(handle.real_obj)  # of a FakeScriptObject
+    return dist.ProcessGroup.unbox(handle.real_obj)  # a FakeScriptObject
 
 
 def size_of(group: Group | None) -> int:
-    """Return the number of ranks of a group; 1 for None, as of an unknown op that names no group."""
+    """Return the number of ranks of a group; 1 for None, such as for an unknown op without a group."""
     return group.size if group is not None else 1
 
 
@@ -264,7 +274,7 @@ def describe_group(process_group: Any) -> Group:
         ranks,
         backend,
         process_group.group_desc,
-        said_axis=axis_of_description(process_group.group_desc, registered_groups()),
+        axis_in_description=axis_of_description(process_group.group_desc, registered_groups()),
         timing=timing_of(backend),
         own_rank=own_rank(),
     )
@@ -274,17 +284,22 @@ def error_of(process_group: Any) -> str:
     """Return why NCCL aborted a group, ``"TIMEOUT"``, ``"COMM_ERROR"`` or ``"REMOTE_ERROR"``; else empty."""
     try:
         backend = backend_of(process_group, torch.device("cuda"))
-    except RuntimeError:  # it has none for GPUs
+    except RuntimeError:  # it has no backend for GPUs
         return ""
-    get_error = getattr(backend, "get_error", None)  # of NCCL's alone
+    get_error = getattr(backend, "get_error", None)  # only NCCL's has it
     name = get_error().name if get_error is not None else "SUCCESS"
     return "" if name == "SUCCESS" else str(name)
 
 
 def own_rank() -> int:
-    """Return the global rank of this process, also under ``LocalTensorMode``, where ``get_rank`` stands for all."""
+    """Return the global rank of this process; unlike ``get_rank``, it is an int under ``LocalTensorMode`` too."""
     world = dist.group.WORLD
     return world.rank() if world is not None else 0
+
+
+def launched_rank() -> int:
+    """Return the global rank of this process; before it has a process group, the rank that its launcher gave it."""
+    return own_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def backend_name(process_group: Any) -> str:

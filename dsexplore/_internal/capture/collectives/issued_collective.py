@@ -1,4 +1,4 @@
-"""One collective as it was issued. Names and texts are made later, together with the tables."""
+"""`Issued` is one collective as the recorder saw it. Names and texts are formed later, together with the tables."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Redistribute(NamedTuple):
     before: tuple[Any, ...]
     """One placement per mesh axis."""
     after: tuple[Any, ...]
+    """One placement per mesh axis."""
 
     def __str__(self) -> str:
         return f"{self.reason} {placement_text.change(self.before, self.after)}"
@@ -49,7 +50,7 @@ class Origin(NamedTuple):
 
     @property
     def cause_text(self) -> str:
-        """Cause and redistribute as one text: ``"FSDP post_backward: redistribute P→R"``; empty if both are."""
+        """Cause and redistribute as one text, ``"FSDP post_backward: redistribute P→R"``; empty if there is neither."""
         return ": ".join(str(part) for part in (self.cause, self.redistribute) if part)
 
 
@@ -57,22 +58,21 @@ class Keeper(Protocol):
     """A keeper of issued collectives, such as a recording."""
 
     def begin(self, issued: Issued) -> None:
-        """Write a collective of real ranks that is about to be issued."""
+        """Note a collective of real ranks that is about to be issued."""
 
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""
 
     def drop(self, issued: Issued) -> None:
-        """Take back a collective that was begun and refused."""
+        """Remove a collective that was begun and then refused."""
 
 
 class Label:
     """One call of a layer over torch, which may issue several collectives; see `labels.current`.
 
     Args:
-        ends_with_call: whether what the call issues is over when the call returns. The layer then calls
-            `recorder.end_label`, and the recorder asks for no callback of the collective's own, which costs a switch
-            of threads.
+        ends_with_call: whether the call's collectives are over when it returns. The layer then calls
+            `Recorder.end_label`, which spares each collective a callback in another thread.
     """
 
     __slots__ = ("ends_with_call", "issued")
@@ -90,42 +90,44 @@ class Issued:
     raw_op: str
     """The dispatcher's name, such as ``c10d::allreduce_``."""
     messages: Sequence[Message]
-    """Several where calls were coalesced."""
+    """One message, or several if calls were coalesced."""
     group: Group | None
+    """Its process group; None if the op names none."""
     rank: int
     """The global rank that issued it."""
     origin: Origin
     is_async: bool = False
-    """True if the op returned before it was done."""
+    """True if the op may return before the collective is done."""
     label: Label | None = None
-    """Names the call of a layer over torch that issued it; None outside such a call."""
+    """The call of a layer over torch that issued it; None outside such a call."""
     parties: Parties | None = None
     """Its peers, root and split sizes; None if all ranks of the group take the same part."""
     batch: int | None = None
-    """The number that the members of one coalesced call share; None outside one."""
+    """A number that the members of one coalesced call share; None outside such a call."""
     start: int | None = None
-    """Nanoseconds since the epoch; None where nothing is measured, as on simulated ranks."""
+    """Nanoseconds since the epoch; None if nothing is measured, as on simulated ranks."""
     end: int | None = None
+    """Nanoseconds since the epoch; None while it runs, and if nothing is measured."""
     span: CudaSpan | None = None
     """Start and end on the device, until `read_clock` has turned them into ``start`` and ``end``."""
     needs_work: bool = False
-    """True if it takes time that is measured, by the ``Work`` that its backend returns."""
+    """True if its time is measured, by the ``Work`` that its backend returns."""
     recordings: Sequence[Keeper] = ()
-    """The recordings that were open when it began: it is added to them when it has returned."""
+    """The recordings that were open when it began, and that it is added to when it has returned."""
     ends_at_return: bool = False
-    """True if ``end`` is the time at which the op returned: its work has no future that says when it was over."""
+    """True if ``end`` is the time at which the op returned, as its ``Work`` has no future that reports the end."""
     waited: int | None = None
-    """Nanoseconds that the program was blocked by it; None if that was not observed."""
+    """Nanoseconds for which it blocked the program; None if that was not observed."""
     input: int = 0
-    """The number of the tensor that its trigger was called with, as of `ModuleCall`."""
+    """The number of the tensor that its trigger was called with, see `ModuleCall.input`."""
     failure: str = ""
     """``"failed: RuntimeError"`` for one that raised, which has no end; else empty."""
 
     def read_clock(self, *, waits: bool = True) -> None:
-        """Fill in start and end from the device, where they were measured there.
+        """Fill in start and end if they were measured on a device.
 
         Args:
-            waits: whether to wait for a device that has not got there; else the collective has no end yet.
+            waits: whether to wait for the device; if not, a collective in flight has no end yet.
         """
         if self.span is not None and (self.span.has_end if waits else self.span.is_over):
             if not self.failure:
@@ -134,15 +136,15 @@ class Issued:
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more is to be measured."""
-        span = self.span  # another thread may read it
+        """True if the collective has ended or failed, or if it is not measured."""
+        span = self.span  # another thread may set it to None
         if span is not None:
             return bool(self.failure) or span.is_over
         return self.start is None or self.end is not None or bool(self.failure)
 
     @property
     def state(self) -> State:
-        """Its state, once `read_clock` has been called; empty if nothing is measured."""
+        """State of the collective, once `read_clock` was called; empty if nothing is measured."""
         if self.failure:
             return "failed"
         if self.start is None and self.span is None:
@@ -151,17 +153,17 @@ class Issued:
 
     @property
     def cause_text(self) -> str:
-        """Failure, else the reason why it was issued, as `Origin.cause_text`."""
+        """Failure, or else why it was issued, see `Origin.cause_text`."""
         return self.failure or self.origin.cause_text
 
 
 class Batches(threading.local):
-    """Numbers coalesced calls in the order in which they begin, in any thread.
+    """Numbers coalesced calls in the order in which they begin, across all threads.
 
-    The later members of a batch are issued by the thread that began it, so each thread keeps its current number.
+    One thread issues all members of a batch, so each thread keeps its current number.
 
     Args:
-        numbers: to take from.
+        numbers: the numbers to give, shared by all threads.
     """
 
     def __init__(self, numbers: Iterator[int]) -> None:
@@ -169,18 +171,22 @@ class Batches(threading.local):
         self._current = 0
 
     def number_of(self, position: int) -> int:
-        """Return the number of a batch: this thread's open one for a later member (`position` 2), else a new one."""
+        """Return the number of a batch: this thread's current one for its second and later members, else a new one.
+
+        Args:
+            position: 2 for a member after the first.
+        """
         if position < 2:
             self._current = next(self._numbers)
         return self._current
 
 
 def is_async(entry: Communication, args: Sequence[Any]) -> bool:
-    """Return True if an op returns before it is done.
+    """Return True if an op may return before its collective is done.
 
     Args:
-        entry: how to read the op.
-        args: its positional arguments; trailing ones may be omitted.
+        entry: the op's entry.
+        args: the op's positional arguments; trailing ones may be omitted.
     """
     if entry.always_sync:
         return False

@@ -1,8 +1,7 @@
-"""Collectives on fake tensors, observed by the dispatch mode that runs them.
+"""Observes collectives on fake tensors inside the dispatch mode that runs them.
 
-Such a mode handles each op in Python; for the kernel of `substrate` in front of the op, its arguments would be
-converted to C++ and back. So the mode runs collectives with `call`, which reports them and calls the kernel that
-computes the result directly.
+Such a mode handles ops in Python. A kernel of `substrate` in front of the op would cost a conversion of the arguments
+to C++ and back. So the mode runs collectives with `call`, which reports them and calls the op's meta kernel directly.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from dsexplore._internal.capture.stack import frame_kinds
 from dsexplore._internal.torch_internals.dispatch import META_ALONE, current_tracing_context, redispatch_of, schema_of
 
 _observer: Observer | None = None
+"""The observer that `call` reports to; None while `ModeCollectives` is not installed."""
 
 
 class ModeCollectives:
@@ -40,13 +40,13 @@ def call(op: Any, args: Sequence[Any], frames: int) -> Any:
     """Call a collective's op on meta tensors, and report it unless the kernel in front of it will.
 
     Args:
-        op: the op, an overload.
-        args: its positional arguments; fake tensors count as meta tensors, as inside torch's
+        op: an overload of the op.
+        args: the op's positional arguments; fake tensors must count as meta tensors, as they do inside torch's
             ``in_kernel_invocation_manager``.
-        frames: number of Python frames between this call and the mode's ``__torch_dispatch__``.
+        frames: the number of Python frames between this call and the mode's ``__torch_dispatch__``.
 
     Returns:
-        the result of the op.
+        The result of the op.
     """
     observer = _observer
     described = _described(op) if observer is not None else None
@@ -73,7 +73,7 @@ def call(op: Any, args: Sequence[Any], frames: int) -> Any:
 
 @cache
 def _described(op: Any) -> tuple[str, Communication] | None:
-    """Return the name of an op and how to read it; None if it does not communicate."""
+    """Return the name and the entry of an op; None if it does not communicate."""
     raw_op = schema_of(op).name
     entry = ops.lookup(raw_op)
     return (raw_op, entry) if entry is not None else None

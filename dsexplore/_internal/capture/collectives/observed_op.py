@@ -1,7 +1,7 @@
-"""How one collective is observed: once when it is about to be issued, and again when it has returned.
+"""Observes one collective twice: when it is about to be issued, and when it has returned.
 
-`observed` makes the kernel that stands in front of an op's own; `substrate` puts it there. `pass_kernels_by` is for
-what has observed a collective before its op is called.
+`observed` makes the kernel in front of an op's own, and `substrate` registers it. `pass_kernels_by` calls an op whose
+collective was observed already.
 """
 
 from __future__ import annotations
@@ -46,36 +46,42 @@ class Observer(Protocol):
     """Receives every collective: when it is about to be issued, and again once it has returned."""
 
     def begins(self, raw_op: str, entry: Communication, args: Sequence[Any], caller: FrameType) -> Pending | None:
-        """Record an op that is about to run; return None if it is not to be followed.
+        """Record an op that is about to run.
 
         Args:
             raw_op: the op.
-            entry: how to read it.
-            args: of the call.
+            entry: the op's entry.
+            args: the op's positional arguments.
             caller: the frame that calls it.
+
+        Returns:
+            A handle for `returned` or `raised`; None if neither is to be called.
         """
 
     def begins_before_kernel(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Pending | None:
-        """Record an op that is about to run, and whose kernel may be bypassed.
+        """Record an op that is about to run and may bypass the kernel in front of it.
 
-        Return None if the kernel must see the op, because its group's works do not report completion to the host.
+        Returns:
+            A handle for `returned` or `raised`. None if the kernel must see the op, because its group's works do not
+            report their end to the host.
         """
 
     def returned(self, pending: Any, result: Any, tensors: Any = None) -> None:
         """Record that the op has returned.
 
         Args:
-            pending: what `begins` returned.
-            result: the op's result; if it called a collective inside, that one's result.
-            tensors: what the op itself returned if it called a collective inside: the program waits for these.
+            pending: the handle that `begins` returned.
+            result: the op's result; if the op called another collective op inside, that op's result.
+            tensors: the op's result if it called another collective op inside: the program waits for these tensors.
+                None otherwise.
         """
 
     def raised(self, pending: Any, error: BaseException) -> None:
-        """Record that the op has raised `error`; `pending` is what `begins` returned."""
+        """Record that the op has raised `error`; `pending` is the handle that `begins` returned."""
 
 
 Kernel = Callable[..., Any]
-
+"""A kernel that is registered with ``with_keyset=True``: its first argument is a set of dispatch keys."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -84,10 +90,11 @@ class _Keys(NamedTuple):
     """Properties of a call that reached one of our kernels, from its dispatch keys."""
 
     behind: DispatchKeySet
-    """The keys with which the call goes on."""
+    """The keys with which the call continues."""
     has_meta: bool
-    """True if a tensor is a meta or fake one."""
+    """True if a tensor is a meta or fake tensor."""
     has_cpu: bool
+    """True if a tensor is on the CPU."""
 
 
 @cache
@@ -98,14 +105,14 @@ def _read_keys(raw: int) -> _Keys:
 
 
 _NO_KEYS = _Keys(AFTER_BACKEND_SELECT, has_meta=True, has_cpu=False)
-"""The keys of a call that comes from a mode of fake or local tensors, not from the dispatcher."""
+"""The keys of a call that comes from ``FakeTensorMode`` or ``LocalTensorMode``, not from the dispatcher."""
 
 
 class _Nesting(threading.local):
-    """The observed collective that runs in this thread; collectives issued inside it are not events."""
+    """The observed collective that runs in this thread. Collective ops that it calls are not events of their own."""
 
     results: list[Any] | None = None
-    """The results of the collectives issued inside; None while no collective is observed."""
+    """The results of collective ops that it has called; None while no collective is observed."""
 
 
 nesting = _Nesting()
@@ -123,22 +130,22 @@ def observed(
 
     Args:
         raw_op: the op.
-        entry: how to read it.
-        kernel: the original; its first argument is the set of dispatch keys to continue with.
+        entry: the op's entry.
+        kernel: the original kernel, called with the dispatch keys to continue with.
         observer: the observer.
-        calls_twin: whether it is a functional op, whose kernel for CPU tensors calls its c10d twin. If that is not
-            timed, it bypasses our kernel: a second Python kernel would cost 1.6 % of a training step of a small
+        calls_twin: whether it is a functional op, whose kernel for CPU tensors calls a c10d op. If that need not be
+            timed, it bypasses our kernels: a second Python kernel would cost 1.6 % of a training step of a small
             tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
 
     Returns:
-        A kernel whose first argument is the set of dispatch keys of the call; None outside the dispatcher.
+        A kernel to call with the dispatch keys of the call; with None for them from outside the dispatcher.
     """
     begins, returned, raised = observer.begins, observer.returned, observer.raised
 
     def recorded(keys: Any, *args: Any, **kwargs: Any) -> Any:
         behind, has_meta, has_cpu = _NO_KEYS if keys is None else _read_keys(keys.raw_repr())
         outer = nesting.results
-        if outer is not None:  # a functional collective calls its c10d twin: the outer one is the event
+        if outer is not None:  # a functional op has called its c10d op: the functional one is the event
             result = kernel(behind, *args, **kwargs)
             outer.append(result)
             return result
@@ -171,31 +178,32 @@ def observed(
 
 
 def is_plain(value: Any) -> bool:
-    """Return True for a strided CPU tensor of torch's own types, or a list of one such tensor."""
+    """Return True for a strided CPU tensor that is no subclass, or a list of one such tensor."""
     tensor = value[0] if type(value) is list and len(value) == 1 else value
     return type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
 
 
 def is_inside_observed() -> bool:
-    """Return True if the current call is part of a collective that is observed already."""
+    """Return True if the current call is part of a collective that was observed already."""
     return nesting.results is not None or is_key_excluded(BACKEND_SELECT)
 
 
 def is_observed_elsewhere() -> bool:
-    """Return True if a collective that is observed already includes the current call, or if it may not run at all.
+    """Return True if the current call is part of a collective that was observed already, or may not run at all.
 
-    In a dispatch mode or under the compiler, these decide what becomes of the call.
+    Dispatch modes and the compiler decide whether a call runs.
     """
     return is_inside_observed() or bool(active_dispatch_modes()) or is_compiling()
 
 
 def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of CPU tensors whose collectives are recorded already, bypassing our kernels.
+    """Call a function on CPU tensors whose collectives are recorded already, bypassing our kernels.
 
-    Factory functions inside it need the key of those kernels to find its device, so the CPU key is included instead.
+    Our kernels have the key ``BackendSelect``, which is excluded. Factory functions need it to select a device, so the
+    CPU key is included in its place.
     """
-    included = is_key_included(CPU)  # what two of torch's guards would do, without making them
-    try:  # from the first of them on: Ctrl-C may come after any call
+    included = is_key_included(CPU)  # set by hand, as torch's two guard objects would take longer
+    try:  # from the first change on, as Ctrl-C may come after any call
         include_key(CPU, True)
         exclude_key(BACKEND_SELECT, True)
         return function(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Every communication op of torch's dispatcher: its collective, its message, and the argument with its group.
 
-An op of a communication namespace is either a `Communication` or has a reason in `NOT_COMMUNICATION`; a test
-checks this for the installed torch. `lookup` gives an unknown op a generic entry, so that none is dropped.
+Each op of a communication namespace has an entry in `COMMUNICATION_OPS` or a reason in `NOT_COMMUNICATION`, which a
+test checks for the installed torch. `lookup` gives an unknown op a generic entry, so that none is missed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,29 +28,41 @@ NAMESPACES = (
     "symm_mem",
 )
 
-Message = tuple[str, int, torch.dtype | None, Sequence[int]]
-"""Op, message bytes, dtype and shape of one event; not the tensor itself, which must not be kept alive."""
+
+class Message(NamedTuple):
+    """What one event sends; not the tensor itself, which must not be kept alive."""
+
+    op: str
+    """Plain name of the collective, ``"all_reduce"``."""
+    nbytes: int
+    """Message bytes, see `trace.collectives`."""
+    dtype: torch.dtype | None
+    """None for a message without a tensor."""
+    shape: Sequence[int]
+
 
 Messages = Callable[[Sequence[Any], int, str], Sequence[Message]]
-"""From an op's positional arguments, its group's size and its name to the messages it sends: more than one
-where calls were coalesced."""
+"""Returns an op's messages, several if calls were coalesced, from its positional arguments, its group's size and the
+plain name of its collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """Functions that read the calls of one dispatcher op."""
+    """How to read the calls of one dispatcher op."""
 
     op: str
+    """Plain name of the collective, ``"all_reduce"``."""
     messages: Messages
     group: int
-    """Position of the process group, or of its name."""
+    """Position of the argument with the process group or its name; -1 if it is unknown."""
     async_op: int | None = None
-    """Position of ``async_op``; None: the op always returns before it is done."""
+    """Position of ``async_op``; None if the op has none and returns before the collective is done."""
     always_sync: bool = False
+    """True if the op returns only once the collective is done."""
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements, whatever its storage; of a sparse one, of its indices and values."""
+    """Return the bytes of a tensor's elements; for a sparse tensor, of its indices and values."""
     if tensor.layout is not torch.strided:
         return sum(nbytes(part) for part in parts_of_sparse(tensor)) or int(tensor.numel()) * tensor.element_size()
     return int(tensor.numel()) * tensor.element_size()
@@ -61,17 +73,17 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
-    """Build a message of `size` bytes, with dtype and shape of `tensor` if it has one."""
-    return (op, size, tensor.dtype, tensor.shape) if tensor is not None else (op, size, None, ())
+    """Return a message of `size` bytes, with the dtype and shape of `tensor` if it is given."""
+    return Message(op, size, tensor.dtype, tensor.shape) if tensor is not None else Message(op, size, None, ())
 
 
 def _message_of_parts(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
-    """Build the message of a buffer of n equal parts, each with this dtype and shape."""
-    return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
+    """Return the message of a buffer of n equal parts, each with this dtype and shape."""
+    return (Message(op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
 
 
 _cached_message = cache(_message_of_parts)
-"""The same object for the same message: a program sends few different ones, each of them in every step."""
+"""Returns the same object for the same message: a program has few different messages, and repeats them each step."""
 
 
 def forget_messages() -> None:
@@ -80,7 +92,7 @@ def forget_messages() -> None:
 
 
 def _message_of_tensor(op: str, parts: int, tensor: torch.Tensor) -> tuple[Message]:
-    """Build the one message of an op: a buffer of `parts` equal parts; this tensor is one of them."""
+    """Return the message of a buffer of `parts` equal parts, each with this tensor's dtype and shape."""
     if tensor.layout is not torch.strided:
         return (_message(op, parts * nbytes(tensor), tensor),)
     try:
@@ -89,7 +101,11 @@ def _message_of_tensor(op: str, parts: int, tensor: torch.Tensor) -> tuple[Messa
         return _message_of_parts(op, parts, tensor.dtype, tensor.shape)
 
 
+# Readers of messages, by the positions of the arguments that they read.
+
+
 def _tensor(position: int) -> Messages:
+    """Return a reader of one message: the tensor at `position` is the buffer."""
     return lambda args, _n, op: _message_of_tensor(op, 1, args[position])
 
 
@@ -99,6 +115,8 @@ def _scaled(position: int) -> Messages:
 
 
 def _messages(position: int) -> Messages:
+    """Return a reader of one message per tensor of a list."""
+
     def read(args: Sequence[Any], _n: int, op: str) -> Sequence[Message]:
         tensors = args[position]
         if len(tensors) == 1:
@@ -109,19 +127,23 @@ def _messages(position: int) -> Messages:
 
 
 def _scaled_messages(position: int) -> Messages:
+    """Return a reader of one message per tensor of a list: each is one rank's part of a buffer."""
     return lambda args, n, op: [_message(op, nbytes(tensor) * n, tensor) for tensor in args[position]]
 
 
 def _list_messages(position: int) -> Messages:
-    """Return a reader of one message per inner list of a list of lists: each makes up one buffer."""
+    """Return a reader of one message per inner list of a list of lists: the tensors of each are one buffer."""
     return lambda args, _n, op: [_message(op, _total(parts), parts[0] if parts else None) for parts in args[position]]
 
 
 def _larger(sent: int, received: int) -> Messages:
+    """Return a reader of one message: the larger of the tensors that are sent and received."""
     return lambda args, _n, op: [_message(op, max(nbytes(args[sent]), nbytes(args[received])), args[sent])]
 
 
 def _larger_list(sent: int, received: int) -> Messages:
+    """Return a reader of one message: the larger of the lists of tensors that are sent and received."""
+
     def read(args: Sequence[Any], _n: int, op: str) -> list[Message]:
         first = args[sent][0] if args[sent] else None
         return [_message(op, max(_total(args[sent]), _total(args[received])), first)]
@@ -130,6 +152,7 @@ def _larger_list(sent: int, received: int) -> Messages:
 
 
 def _all_to_all_single(args: Sequence[Any], _n: int, op: str) -> list[Message]:
+    """Return one message, the larger of the sent tensor and the received one, whose rows the splits give."""
     tensor, output_splits = args[0], args[1]
     rows = int(tensor.shape[0]) if tensor.dim() else 1
     received = sum(int(split) for split in output_splits) if output_splits else rows
@@ -139,14 +162,11 @@ def _all_to_all_single(args: Sequence[Any], _n: int, op: str) -> list[Message]:
 
 
 def _row_bytes(tensor: torch.Tensor) -> int:
-    size = tensor.element_size()
-    for length in tensor.shape[1:]:
-        size *= int(length)
-    return size
+    return prod(map(int, tensor.shape[1:])) * tensor.element_size()
 
 
 def _product(args: Sequence[Any], _n: int, op: str) -> list[Message]:
-    """Return the message of a matmul with a scattered result: the result's size, in the dtype of its first factor."""
+    """Return the message of a matmul whose result is reduce-scattered: the result in the dtype of the first factor."""
     left, right = args[0], args[1]
     return [_message(op, nbytes(left) // int(left.shape[-1]) * int(right.shape[-1]), left)]
 
@@ -163,7 +183,7 @@ def _nothing(_args: Sequence[Any], _n: int, op: str) -> list[Message]:
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Yield the tensors among arguments or results, and in lists and dicts of them."""
+    """Yield the tensors among values, and in lists, tuples and dicts among them."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
@@ -174,7 +194,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _first_tensors(args: Sequence[Any], _n: int, op: str) -> list[Message]:
-    """Return the message of an unknown op: the largest tensor among its arguments."""
+    """Return the message of an unknown op: its largest tensor."""
     largest = max(tensors_in(args), key=nbytes, default=None)
     return [_message(op, nbytes(largest) if largest is not None else 0, largest)]
 
@@ -340,24 +360,22 @@ _PREFIXES = tuple(f"{namespace}::" for namespace in NAMESPACES)
 
 
 _cached_names: tuple[object, list[str]] = (None, [])
-"""The state of imports, libraries and definitions when `_all_names` last asked the dispatcher, and the names found."""
+"""(state of imports, libraries and definitions when `_all_names` last asked the dispatcher, the names)."""
 
 
 def _all_names() -> list[str]:
-    """Return names and overloads of the communication ops; cached until a module is imported or such an op is defined.
+    """Return names and overloads of the communication ops, cached until a module is imported or such an op is defined.
 
-    Listing makes the dispatcher copy the names of all of torch's 4,000 ops, in 3 ms, all over the heap: in a forked
-    process, 4 MB of memory shared with its parent until then become its own.
+    To list them, the dispatcher copies the names of torch's 4,000 ops. That takes 3 ms, and in a forked process 4 MB of
+    memory that it shared with its parent.
     """
     global _cached_names
     in_python = ["".join(name.split()) for name in ops_defined_in_python() if name.startswith(_PREFIXES)]
-    defined = frozenset(filter(has_op, in_python))  # the others are gone again
+    defined = frozenset(filter(has_op, in_python))  # without those that were removed since
     state = len(sys.modules), len(torch.ops.loaded_libraries), defined
     if _cached_names[0] != state:
-        _cached_names = (
-            state,
-            [name for name in all_op_names() if name.startswith(_PREFIXES)] or list(filter(find_op, COMMUNICATION_OPS)),
-        )
+        names = [name for name in all_op_names() if name.startswith(_PREFIXES)]
+        _cached_names = state, names or list(filter(find_op, COMMUNICATION_OPS))
     return _cached_names[1]
 
 

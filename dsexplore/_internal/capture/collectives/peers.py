@@ -1,7 +1,6 @@
-"""Between whom a message goes: the peer of a send or recv, the root of a rooted collective, and uneven split sizes.
+"""Reads the peer of a send or recv, the root of a rooted collective, and uneven split sizes off an op's arguments.
 
-Most collectives involve all ranks of their group in the same way: for their ops `PARTIES` has no entry, and nothing is
-read.
+Most collectives involve all ranks of their group in the same way. `PARTIES` has no entry for their ops.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Parties(NamedTuple):
     """The peers, root and split sizes of one call; ranks are numbered within its process group."""
 
     peers: Sequence[int | None] = ()
-    """One per message, where the op sends or receives from point to point; None for a recv from any rank."""
+    """The peer of each message of a point-to-point op; None for a recv from any rank. Empty for other ops."""
     root: int | None = None
     """The rank that a collective sends from or to; None if it has no root."""
     send_splits: tuple[int, ...] | None = None
@@ -27,7 +26,7 @@ class Parties(NamedTuple):
 
 
 Reader = Callable[[Sequence[Any]], Parties | None]
-"""From an op's positional arguments."""
+"""Returns the parties of a call from the op's positional arguments."""
 
 
 def _peer(position: int) -> Reader:
@@ -38,9 +37,9 @@ def _root(position: int) -> Reader:
     return lambda args: Parties(root=_rank(args[position]))
 
 
-def _rank(given: Any) -> int | None:
-    """Return the rank; None under ``LocalTensorMode``, where one call stands for those of all ranks."""
-    return given if isinstance(given, int) else None
+def _rank(argument: Any) -> int | None:
+    """Return the rank; None under ``LocalTensorMode``, where one argument has the ranks of all calls."""
+    return argument if isinstance(argument, int) else None
 
 
 def _p2p_batch(args: Sequence[Any]) -> Parties:
@@ -59,35 +58,40 @@ def _splits(sent: Sequence[int], received: Sequence[int]) -> Parties | None:
 
 
 def _list_splits(received: int, sent: int) -> Reader:
+    """Return a reader of split sizes: the sizes of the tensors in two lists, at these positions."""
+
     def read(args: Sequence[Any]) -> Parties | None:
-        lists = (args[sent], args[received])
-        return _splits(*([int(tensor.numel()) for tensor in tensors] for tensors in lists))
+        return _splits(_element_counts(args[sent]), _element_counts(args[received]))
 
     return read
+
+
+def _element_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [int(tensor.numel()) for tensor in tensors]
 
 
 def _row_splits(received: int, sent: int, tensor: int) -> Reader:
     """Return a reader of split sizes in rows.
 
     Args:
-        received: position of the sizes to receive; an empty list means even.
-        sent: position of the sizes to send.
+        received: position of the numbers of rows to receive; an empty list means equal splits.
+        sent: position of the numbers of rows to send; an empty list means equal splits.
         tensor: position of a tensor with such rows.
     """
 
     def read(args: Sequence[Any]) -> Parties | None:
         if not args[received] and not args[sent]:
             return None
-        row = prod(map(int, args[tensor].shape[1:]))
+        rows = int(args[tensor].shape[0])
+        elements = prod(map(int, args[tensor].shape[1:]))
         n = max(len(args[received]), len(args[sent]))
-        sizes = [args[which] or _even(args[tensor], n) for which in (sent, received)]
-        return _splits(*([int(size) * row for size in part_sizes] for part_sizes in sizes))
+        equal = [rows // n] * n
+        return _splits(
+            [int(split) * elements for split in args[sent] or equal],
+            [int(split) * elements for split in args[received] or equal],
+        )
 
     return read
-
-
-def _even(tensor: torch.Tensor, n: int) -> list[int]:
-    return [int(tensor.shape[0]) // n] * n
 
 
 PARTIES: dict[str, Reader] = {

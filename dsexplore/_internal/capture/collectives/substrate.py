@@ -1,15 +1,14 @@
-"""Where the recorder sees collectives: below everything that can issue one, above the kernels that run it.
+"""Observes collectives in torch's dispatcher: below everything that can issue one, above the kernels that run it.
 
 Requirements, on success, exception and Ctrl-C:
 
 1. each collective is seen once, whoever issues it: Python, DDP's C++ reducer, FSDP, DTensor, compiled code,
    any thread, on real, meta and fake tensors;
-2. ops that do not communicate cost nothing;
-3. while torch.compile traces a program, the ops on its fake tensors are not traffic;
-4. after `uninstall` the dispatcher is as it was.
+2. ops that do not communicate are not slowed down;
+3. ops on the fake tensors with which torch.compile traces a program are not traffic;
+4. `uninstall` restores the dispatcher.
 
-`KernelSubstrate` puts a kernel of its own in front of the kernels of each communication op, for as long as it is
-installed. Another source of events needs the same two methods, `Substrate`.
+While it is installed, `KernelSubstrate` has a kernel in front of the kernels of each communication op.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ class Substrate(Protocol):
 
 
 class KernelSubstrate:
-    """Puts a kernel in front of each op's own.
+    """Registers a kernel in front of the kernels of each communication op.
 
-    It is registered for the dispatch key ``BackendSelect``, which every call passes, in every thread and mode, right
-    before the kernel of a device is chosen. torch uses this key for factory functions, and registers nothing there for
-    communication. The call then continues to the kernel that it would have reached.
+    Its dispatch key is ``BackendSelect``, which every call passes, in every thread and mode, right before the kernel of
+    a device is selected. torch uses this key for factory functions, and not for communication. The call then continues
+    to the kernel that it would have reached otherwise.
     """
 
     def __init__(self) -> None:
@@ -83,6 +82,7 @@ class KernelSubstrate:
             raise
 
     def _put(self, raw_op: str, overload: str, entry: Communication, observer: Observer) -> None:
+        """Register the kernel of one op; ``overload`` is empty for the default one."""
         namespace, _, name = raw_op.partition("::")
         library = self._libraries.get(namespace)
         if library is None:
@@ -101,7 +101,7 @@ class KernelSubstrate:
 
 
 class LocalTensorSubstrate:
-    """Observes the functions of torch's ``LocalTensorMode``, which computes collectives for all ranks at once."""
+    """Observes the functions by which torch's ``LocalTensorMode`` computes a collective for all ranks at once."""
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -120,10 +120,10 @@ class LocalTensorSubstrate:
 
 
 class FakeTensorSubstrate:
-    """Observes the ops whose result on fake tensors ``torch.library.register_fake`` describes.
+    """Observes the ops that have a fake implementation (``torch.library.register_fake``).
 
-    `FakeTensorMode` calls this description and no kernel, so the description is replaced while this is installed. On
-    meta tensors a kernel calls the description, and `KernelSubstrate` has already seen that kernel.
+    `FakeTensorMode` calls it instead of a kernel, so it is replaced while this is installed. On meta tensors a kernel
+    calls it, and `KernelSubstrate` has observed that kernel.
     """
 
     def __init__(self) -> None:
@@ -133,29 +133,27 @@ class FakeTensorSubstrate:
         for raw_op, entry in ops.COMMUNICATION_OPS.items():
             holder = registered_fake_impl(raw_op)
             if holder is not None:
-                described = type(holder.kernel)(
-                    _wrap_fake_description(raw_op, entry, holder.kernel, observer), __name__
-                )
-                self._patches.callback(holder.kernels.remove, described)
-                holder.kernels.append(described)
+                wrapped = type(holder.kernel)(_wrap_fake_impl(raw_op, entry, holder.kernel, observer), __name__)
+                self._patches.callback(holder.kernels.remove, wrapped)
+                holder.kernels.append(wrapped)
 
     def uninstall(self) -> None:
         self._patches.undo()
 
 
-def _wrap_fake_description(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:
-    """Wrap the description of an op to observe it if its tensors are fake."""
-    recorded = observed(raw_op, entry, _drop_keys(description), observer)
+def _wrap_fake_impl(raw_op: str, entry: Communication, fake_impl: Kernel, observer: Observer) -> Kernel:
+    """Wrap the fake implementation of an op to observe the op if its tensors are fake."""
+    recorded = observed(raw_op, entry, _drop_keys(fake_impl), observer)
 
     def on_fake_tensors(*args: Any) -> Any:
         is_fake = any(isinstance(arg, FakeTensor) for arg in args)
-        return recorded(None, *args) if is_fake else description(*args)
+        return recorded(None, *args) if is_fake else fake_impl(*args)
 
     return on_fake_tensors
 
 
 def _drop_keys(function: Kernel) -> Kernel:
-    """Wrap a function to be called as a kernel by `observed`, without the dispatch keys."""
+    """Wrap a function as a kernel, which gets dispatch keys as its first argument and ignores them."""
     return lambda _keys, *args, **kwargs: function(*args, **kwargs)
 
 
@@ -165,10 +163,11 @@ _LOCAL_NAMES = {
     "_allgather_base_": "_local_allgather_base_",
     "_reduce_scatter_base_": "_local_reduce_scatter_base_",
 }
+"""{c10d op: name of its function in ``LocalTensorMode``}, for those that do not follow the rule in `_local_name`."""
 
 
 def _local_name(raw_op: str) -> str:
-    """Return the name of the function of ``LocalTensorMode`` that carries out an op."""
+    """Return the name of the function in ``LocalTensorMode`` that computes an op."""
     namespace, _, name = raw_op.partition("::")
     if namespace == "c10d":
         return _LOCAL_NAMES.get(name, f"_local_{name}")

@@ -1,7 +1,7 @@
-"""The kinds of collectives in a recording: a program issues few, each of them in every step.
+"""The kinds of collectives in a recording: a program issues few of them, and repeats them in every step.
 
-Tables are made of the kinds, and their rows repeated: a log of 300,000 calls becomes a trace in a third of the time
-that it takes to look at each call once for each column.
+Tables are made with one row per kind, and these rows are then repeated. For a log of 300,000 calls that takes a third
+of the time that one pass over the calls per column takes.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ class CollectiveKind(NamedTuple):
     issued: Issued
     """The first of them."""
     state: State
-    """When the kind was found: another thread may end the collective while a table is made."""
+    """Its state when the kind was made, since another thread may end the collective while tables are made."""
 
 
 class CollectiveKinds:
-    """The kinds of some collectives, their origins, and what differs from one to the next.
+    """The kinds and origins of collectives, and the values that differ from one collective to the next.
 
-    A model's layers issue the same few kinds, each from origins of its own.
+    Kinds and origins are separate, as all layers of a model issue the same few kinds, each from its own origins.
 
     Args:
-        issued: in program order; equal origins are one object, as `Origins` makes them.
+        issued: the collectives in program order; equal origins must be one object, as `Origins` makes them.
         waits: see `Issued.read_clock`.
     """
 
     def __init__(self, issued: Sequence[Issued], *, waits: bool = True) -> None:
         self.kinds: list[CollectiveKind] = []
-        """In the order in which they came first."""
+        """The kinds, in the order of their first collectives."""
         self.numbers: list[int] = []
         """The index of each collective's kind."""
         self.origins: list[Issued] = []
-        """The first collective of each origin, and of each failure of one origin."""
+        """The first collective of each pair of origin and failure."""
         self.origin_numbers: list[int] = []
         """The index of each collective's origin."""
         names = ("batch", "start", "end", "waited", "same_input")
         self.columns: dict[str, list[int | None]] = {name: [] for name in names}
-        """By column of `schema.EVENTS`, the value of each collective."""
+        """{column of `schema.EVENTS`: the value of each collective}."""
         self._sort(issued, waits)
 
     def _sort(self, issued: Sequence[Issued], waits: bool) -> None:
-        """Read each collective once, as objects far apart in memory are slow to read."""
+        """Read each collective once, since objects far apart in memory are slow to read."""
         kinds: dict[tuple[Any, ...], int] = {}
         origins: dict[Any, int] = {}
-        inputs: dict[int, int] = {}  # by identity of a group, that of its last collective
+        latest_inputs: dict[int, int] = {}  # {identity of a group: input of its latest collective}
         add_number, add_origin_number = self.numbers.append, self.origin_numbers.append
         add_batch, add_start, add_end, add_waited, add_same_input = [column.append for column in self.columns.values()]
         for call in issued:
             if call.span is not None:
                 call.read_clock(waits=waits)
             start, end, failure = call.start, call.end, call.failure
-            # One after another: unpacking parts of a tuple into it takes as long as all the rest.
+            # Listed one by one, as unpacking a tuple into the key would double the time of this loop.
             key = (id(call.messages), id(call.group), id(call.parties), call.raw_op, call.rank,
                    call.is_async, failure, call.span, start is None, end is None)  # fmt: skip
             kind = kinds.get(key)
@@ -78,12 +78,16 @@ class CollectiveKinds:
             add_start(start)
             add_end(end)
             add_waited(call.waited)
-            group, given = id(call.group), call.input if call.origin.redistribute is not None else 0
-            add_same_input(given > 0 and inputs.get(group) == given)
-            inputs[group] = given
+            group, input_number = id(call.group), call.input if call.origin.redistribute is not None else 0
+            add_same_input(input_number > 0 and latest_inputs.get(group) == input_number)
+            latest_inputs[group] = input_number
 
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return, for each message, its index among the messages of all kinds, and the index of its collective."""
+        """Return two arrays with one value per message: its index among the messages of all kinds, and its collective.
+
+        Worked example: kinds with 1 and 2 messages, and collectives of kinds 1, 0, 1 give 1, 2, 0, 1, 2 and 0, 0, 1, 2,
+        2.
+        """
         counts = np.array([len(kind.issued.messages) for kind in self.kinds], np.int64)
         numbers = np.array(self.numbers, np.int64)
         firsts = np.cumsum(counts) - counts

@@ -1,4 +1,4 @@
-"""What a program reads, writes and waits for besides its collectives: transfers of `dsexplore.aio`, and its input.
+"""Records I/O: the transfers of `dsexplore.aio`, and the waits of a program for its next batch of input.
 
 Each has the phase, module and line in which it began, read off the stack as for collectives.
 """
@@ -26,16 +26,19 @@ class IoAccess:
 
     op: IoOp
     path: str
+    """The file; for a wait for input, the name of the dataset."""
     nbytes: int | None
+    """None for a wait."""
     origin: Origin
     now: Clock
+    """The clock of `start` and `end`."""
     start: int
     """Nanoseconds since the epoch."""
     end: int | None = None
-    """None while it is under way."""
+    """Nanoseconds since the epoch; None while it runs."""
 
     def ends(self) -> None:
-        """Note that it ends now."""
+        """Record that it ends now."""
         self.end = self.now()
 
 
@@ -43,9 +46,9 @@ def io_columns(accesses: Sequence[tuple[int, IoAccess]], rank: int, stack_depth:
     """Return {column of `schema.IO`: one value per access}.
 
     Args:
-        accesses: each with the number of its step, in program order.
-        rank: that recorded them.
-        stack_depth: how many of the user's lines to name.
+        accesses: (number of its step, access) pairs, in program order.
+        rank: the rank that recorded them.
+        stack_depth: the number of the user's lines to name.
     """
     listed = [access for _, access in accesses]
     origins = [access.origin for access in listed]
@@ -65,17 +68,15 @@ def io_columns(accesses: Sequence[tuple[int, IoAccess]], rank: int, stack_depth:
 
 
 def observe_input() -> Callable[[], None]:
-    """Report each wait for the next batch of a ``torch.utils.data.DataLoader``; none where torch has no such iterator.
-
-    Returns:
-        a function that ends this.
-    """
+    """Report each wait for the next batch of a ``torch.utils.data.DataLoader``; return a function that ends this."""
     patches = Patches()
     install_all(PATCHES, {"always"}, patches, Parts())
     return patches.undo
 
 
 def _timed(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    """Wrap the ``__next__`` of a data loader's iterator to report how long it takes."""
+
     @wraps(original)
     def __next__(iterator: Any) -> Any:
         access = io_accesses.begins("input", dataset_name(iterator))

@@ -1,6 +1,6 @@
-"""The content of a recording as plain numbers and texts: the names of modules, causes and lines are made here.
+"""Turns a recording into plain numbers and texts: the names of modules, causes and lines are formed here.
 
-`capture.content.recorded_tables` makes the tables, in this process or in another one.
+`recorded_tables` makes tables of them, in this process or in another one.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ def content_of(
     *,
     waits: bool = True,
 ) -> Recorded:
-    """Return the content of a recording, and the facts that its trace states about itself.
+    """Return the content of a recording, with the info of its trace.
 
     Args:
         recording: the recording, closed or still open.
-        steps: how many collectives had been issued at each `Trace.step`.
+        steps: the number of collectives issued by the end of each step.
         issued: its collectives in program order.
-        groups: the groups that the recorder describes now; a recording that was opened again may hold older ones.
+        groups: the groups that the recorder knows now. The collectives of a recording that was opened again may have
+            older ones.
         modules: the modules that the recording has met.
         waits: see `Issued.read_clock`.
     """
     recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
     forwards = recording.calls.forwards(len(issued), ends=recording.is_complete) if not recording.trains else []
     steps = steps or forwards
-    is_fixed = recording.steps_are_marked or recording.kernels is not None  # kernels are numbered as they run
+    is_fixed = recording.steps_are_marked or recording.kernels is not None  # kernels have got their steps already
     placed = Steps(steps, recording.calls, issued, are_marked=is_fixed, are_forwards=steps is forwards)
     issued = placed.issued
     kinds = CollectiveKinds(issued, waits=waits)
@@ -88,10 +89,10 @@ def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], gr
 
     Args:
         recording: the recording.
-        count: of its collectives.
-        steps: how many have ended.
-        ranks: that it has recorded.
-        groups: that it has met.
+        count: the number of its collectives.
+        steps: the number of steps that have ended.
+        ranks: the ranks that issued its collectives.
+        groups: the groups that it has met.
     """
     kernels = recording.kernels
     simulated = recording.simulated or any(group.backend == "fake" for group in groups)
@@ -114,7 +115,7 @@ def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], gr
 
 
 def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
-    """Return the tables of kernels and of memory; empty if costs are not recorded."""
+    """Return {name: table} of kernels, memory and values that differ between ranks; empty without costs."""
     if recording.kernels is None:
         return {}
     from dsexplore._internal.capture.kernels.kernel_tables import (
@@ -137,14 +138,18 @@ def _ranks(issued: Iterable[Issued]) -> list[int]:
         return ranks
     if dist.is_initialized():
         return [own_rank()]
-    # Started by a launcher, and has no process group yet or no more.
+    # A launcher gives the rank of a process that has no process group yet, or has destroyed it.
     return [int(os.environ["RANK"])] if "RANK" in os.environ else []
 
 
 def _mesh_of(groups: Sequence[Group]) -> str:
-    """Return the first mesh with named axes; torch creates an unnamed one of the world, as for its random numbers."""
+    """Return the first mesh with named axes, or else the first mesh; empty if there is none.
+
+    torch creates a mesh of the world without names itself, for example for its random numbers.
+    """
     meshes = [group.mesh for group in groups if group.mesh]
-    return next((mesh for mesh in meshes if not mesh.startswith("dim_0=")), meshes[0] if meshes else "")
+    named = [mesh for mesh in meshes if not mesh.startswith("dim_0=")]
+    return next(iter(named or meshes), "")
 
 
 def world_size_of(groups: Sequence[Group]) -> int:
@@ -161,18 +166,18 @@ def event_columns(
 
     Args:
         kinds: the collectives.
-        steps: how many of them had been issued at the end of each step.
-        stack_depth: how many of the user's lines to name per event.
+        steps: the number of collectives issued by the end of each step.
+        stack_depth: the number of the user's lines to name per event.
         numbers: the step of each collective; None to derive it from `steps`.
     """
-    of_events, collectives = kinds.rows()
+    messages, collectives = kinds.rows()
     columns: Columns = {
         **kinds.columns,
         "step": list(step_numbers(steps, len(kinds.numbers)) if numbers is None else numbers),
     }
     return EventColumns(
         of_kinds=_kind_columns(kinds.kinds),
-        messages=of_events,
+        messages=messages,
         of_origins=_origin_columns(kinds.origins, stack_depth),
         origins=np.array(kinds.origin_numbers, np.int64),
         of_collectives=columns,
@@ -187,17 +192,18 @@ def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
     messages = [collective.messages[position] for collective, position in places]
     groups = [collective.group for collective in collectives]
     sizes = [size_of(group) for group in groups]
+    sent = zip(messages, sizes, strict=True)
     return {
         "rank": [collective.rank for collective in collectives],
-        "op": [message[0] for message in messages],
+        "op": [message.op for message in messages],
         "raw_op": [collective.raw_op for collective in collectives],
         "axis": [_axis(*place) for place in places],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
-        "message_bytes": [message[1] for message in messages],
-        "wire_bytes": [wire_bytes(*message[:2], size) for message, size in zip(messages, sizes, strict=True)],
-        "dtype": _repeated(messages, _dtype),
-        "shape": _repeated(messages, lambda message: tuple(map(int, message[3]))),
+        "message_bytes": [message.nbytes for message in messages],
+        "wire_bytes": [wire_bytes(message.op, message.nbytes, size) for message, size in sent],
+        "dtype": _map_repeated(messages, _dtype),
+        "shape": _map_repeated(messages, lambda message: tuple(map(int, message.shape))),
         "is_async": [collective.is_async for collective in collectives],
         "state": [kind.state for kind in kinds for _ in kind.issued.messages],
         **_parties(places),
@@ -208,14 +214,14 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
     """Return {column of `schema.EVENTS` that the collectives of an origin share: one value per origin}.
 
     Args:
-        collectives: one of each origin.
-        stack_depth: how many of the user's lines to name.
+        collectives: one collective of each origin.
+        stack_depth: the number of the user's lines to name.
     """
     origins = [collective.origin for collective in collectives]
     triggers, owners = [origin.trigger for origin in origins], [origin.owner for origin in origins]
     names = {module: module.name if module else "" for module in {*triggers, *owners}}
-    causes = _repeated(
-        origins, lambda origin: origin.cause_text, lambda origin: (origin.cause, id(origin.redistribute))
+    causes = _map_repeated(
+        origins, lambda origin: origin.cause_text, key=lambda origin: (origin.cause, id(origin.redistribute))
     )
     return {
         "phase": [origin.phase for origin in origins],
@@ -229,71 +235,70 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
 
 
 def event_rows(issued: Issued, stack_depth: int) -> list[dict[str, Any]]:
-    """Return one row per event of a collective: the columns of `schema.EVENTS` that all like it share.
+    """Return one row per event of a collective, with the columns of `schema.EVENTS` that do not depend on time.
 
     Args:
         issued: the collective.
-        stack_depth: how many of the user's lines to name.
+        stack_depth: the number of the user's lines to name.
     """
-    kind, origin = _kind_columns([CollectiveKind(issued, issued.state)]), _origin_columns([issued], stack_depth)
-    common = {name: values[0] for name, values in origin.items()}
-    return [
-        {**common, **{name: values[at] for name, values in kind.items()}, "step": 0}
-        for at in range(len(issued.messages))
-    ]
+    of_kind, of_origin = _kind_columns([CollectiveKind(issued, issued.state)]), _origin_columns([issued], stack_depth)
+    rows = []
+    for index in range(len(issued.messages)):
+        row = {name: values[0] for name, values in of_origin.items()}
+        row.update((name, values[index]) for name, values in of_kind.items())
+        rows.append({**row, "step": 0})
+    return rows
 
 
-def _repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
-    """Map values by `make`, which is called once per distinct key, as most values share theirs."""
-    keys = list(map(key, values))
-    made = {of: make(value) for of, value in dict(zip(keys, values, strict=True)).items()}
-    return [made[of] for of in keys]
+def _map_repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
+    """Return ``make(value)`` of each value; `make` is called once per key, as many values have the same key."""
+    keys = [key(value) for value in values]
+    made = {key: make(value) for key, value in dict(zip(keys, values, strict=True)).items()}
+    return [made[key] for key in keys]
 
 
 def _dtype(message: Message) -> str:
     """Return the dtype of a message, ``"bfloat16"``; empty for one without a tensor."""
-    return str(message[2]).removeprefix("torch.") if message[2] is not None else ""
+    return str(message.dtype).removeprefix("torch.") if message.dtype is not None else ""
 
 
 def _axis(issued: Issued, position: int) -> str:
-    """Return the axis of the collective's group; for a message in a group without one, the axis between both ranks."""
-    if issued.group is None or issued.group.axis:
-        return issued.group.axis if issued.group is not None else ""
+    """Return the axis of a collective's group; if it has none, the axis between the two ranks of the message."""
+    group = issued.group
+    if group is None or group.axis:
+        return group.axis if group is not None else ""
     peer = _peer(issued, position)
-    return issued.group.axis_of_peer.get(peer, "") if peer is not None else ""
+    return group.axis_of_peer.get(peer, "") if peer is not None else ""
 
 
 def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
-    """Return the columns of peer, root (both as global ranks) and split sizes."""
-    parties = [collective.parties or _SAME_PARTIES for collective, _ in places]
+    """Return the columns of peer and root (both global ranks) and of split sizes; None where a message has none."""
+    parties = [collective.parties or Parties() for collective, _ in places]
     return {
         "peer": [_peer(*place) for place in places],
-        "root": [_global_rank(collective, roots.root) for (collective, _), roots in zip(places, parties, strict=True)],
-        "send_splits": [split.send_splits for split in parties],
-        "recv_splits": [split.recv_splits for split in parties],
+        "root": [_global_rank(collective, role.root) for (collective, _), role in zip(places, parties, strict=True)],
+        "send_splits": [role.send_splits for role in parties],
+        "recv_splits": [role.recv_splits for role in parties],
     }
 
 
-_SAME_PARTIES = Parties()
-
-
 def _peer(issued: Issued, position: int) -> int | None:
-    """Return the global rank that a message goes to or comes from; None for a collective of the whole group."""
+    """Return the global rank that a message is sent to or received from; None for a collective of the whole group."""
     peers = issued.parties.peers if issued.parties is not None else ()
     return _global_rank(issued, peers[position]) if position < len(peers) else None
 
 
 def _global_rank(issued: Issued, rank: int | None) -> int | None:
-    """Map a rank of the collective's group to a global one; None if it is missing or unknown."""
+    """Return the global rank of a rank in the collective's group; None if it is None or unknown."""
     if rank is None or issued.group is None:
         return None
     return issued.group.ranks[rank] if 0 <= rank < len(issued.group.ranks) else None
 
 
 def parameter_columns(parameters: Sequence[ParameterRecord], rank: int) -> Columns:
-    """Return {column of `schema.PARAMETERS`: one value per parameter of the modules met}."""
+    """Return {column of `schema.PARAMETERS`: one value per parameter}."""
     layouts = [parameter.layout for parameter in parameters]
-    modules = _repeated([parameter.module for parameter in parameters], lambda module: module.name)
+    modules = _map_repeated([parameter.module for parameter in parameters], lambda module: module.name)
     return {
         "rank": [rank] * len(parameters),
         "module": modules,
@@ -314,11 +319,11 @@ def parameter_columns(parameters: Sequence[ParameterRecord], rank: int) -> Colum
 
 
 def module_columns(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, int]) -> Columns:
-    """Return {column of `schema.MODULES`: one value per module met}.
+    """Return {column of `schema.MODULES`: one value per module}.
 
     Args:
-        modules: parents before children.
-        earlier_calls: calls to omit, by id of the entry.
+        modules: the modules, parents before children.
+        earlier_calls: {id of an entry: number of its calls before the recording, which do not count}.
     """
     listed = list(modules)
     names = [module.name for module in listed]

@@ -1,7 +1,7 @@
-"""The tables of a `Trace`, made of the content of a recording.
+"""Makes the tables of a `Trace` from the content of a recording.
 
-A rank that runs a notebook's cells sends its content as it is, and its launcher makes the tables: in each rank they
-would take the memory of polars' code and threads.
+A rank that runs a notebook's cells sends its content to the launcher, which makes the tables. So the ranks need no
+memory for polars' code and threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dsexplore._internal.trace.matching import is_numbered
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 Columns = dict[str, list[Any]]
-"""By name of a column, its values."""
+"""{name of a column: its values}."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class EventColumns:
     origins: npt.NDArray[np.int64]
     """The index of each collective in `of_origins`."""
     of_collectives: Columns
-    """By column of `schema.EVENTS`, a value per collective."""
+    """{column of `schema.EVENTS` that differs from one collective to the next: one value per collective}."""
     collectives: npt.NDArray[np.int64]
-    """The index of each event in `of_collectives`: a collective of several messages has one event for each."""
+    """The index of each event in `of_collectives`; a collective has one event per message."""
 
     def table(self) -> pl.DataFrame:
         """Return one row per message; columns: `schema.EVENTS`."""
@@ -48,11 +48,11 @@ class EventColumns:
             events = events[self.collectives]
         numbers = pl.Series("seq", np.arange(count), dtype=schema.EVENTS["seq"])
         common = _build_table(self.of_kinds, schema.EVENTS)[self.messages]
-        # By indexing and stacking: a query of its own for each of these few steps takes longer than they do.
+        # By indexing and stacking, as polars' queries have a higher fixed cost.
         return common.hstack([*events, numbers, self._group_numbers()])[list(schema.EVENTS)]
 
     def _group_numbers(self) -> pl.Series:
-        """Return the number of each collective in its group, from 0; null for messages and what was not sent."""
+        """Return the number of each collective in its group, from 0; null for sends, recvs and what was not issued."""
         codes: dict[str, int] = {}
         of_kinds = [
             codes.setdefault(group, len(codes)) if group and is_numbered(op) else -1
@@ -71,30 +71,30 @@ class EventColumns:
 
 @dataclass(eq=False)
 class Recorded:
-    """The content of a recording in plain numbers and texts; when called it returns the tables, made the first time."""
+    """The content of a recording in plain numbers and texts. A call returns the tables, which are made once."""
 
     events: EventColumns
     parameters: Columns
-    """By column of `schema.PARAMETERS`, a value per parameter."""
+    """{column of `schema.PARAMETERS`: one value per parameter}."""
     modules: Columns
-    """By column of `schema.MODULES`, a value per module."""
+    """{column of `schema.MODULES`: one value per module}."""
     groups: list[tuple[Any, ...]]
     """Rows of `schema.GROUPS`."""
     info: TraceInfo
     costs: dict[str, pl.DataFrame]
-    """The tables ``kernels``, ``memory`` and ``differing``; empty where costs were not recorded."""
+    """The tables ``kernels``, ``memory`` and ``differing``; empty if costs were not recorded."""
     numerics: Columns
-    """By column of `schema.NUMERICS`, a value per summary; empty where none were recorded."""
+    """{column of `schema.NUMERICS`: one value per summary}; empty if none were recorded."""
     io: Columns
-    """By column of `schema.IO`, a value per read, write or wait; empty where there were none."""
+    """{column of `schema.IO`: one value per read, write or wait}; empty if there were none."""
     steps: int | None
-    """The number of steps that the tables hold; None for all that was recorded."""
+    """The number of steps that the tables are limited to; None for all of them."""
     trains: bool
-    """True if a module outside any other was called with gradients on."""
+    """True if an outermost module was called with gradients enabled."""
     _made: Tables | None = field(default=None, init=False)
 
     def __call__(self) -> Tables:
-        """Return all tables with the info; they are built once."""
+        """Return all tables with the info; they are made at the first call."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -116,13 +116,13 @@ class Recorded:
 
 
 def _build_table(columns: Columns, types: dict[str, pl.DataType]) -> pl.DataFrame:
-    """Build a table of these columns, with their types in a schema."""
-    made = {name: _shapes(values) if name.endswith("shape") else values for name, values in columns.items()}
-    return pl.DataFrame(made, schema={name: types[name] for name in columns})
+    """Return a table of these columns, with their types in a schema."""
+    series = {name: _shapes(values) if name.endswith("shape") else values for name, values in columns.items()}
+    return pl.DataFrame(series, schema={name: types[name] for name in columns})
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> pl.Series:
-    """Build a column of shapes, one list per distinct shape, since polars makes a series of each list."""
+    """Return a column of shapes, made of one list per distinct shape, as polars makes a series of each list."""
     numbers: dict[tuple[int, ...], int] = {}
     rows = [numbers.setdefault(shape, len(numbers)) for shape in shapes]
     return pl.Series(list(map(list, numbers)), dtype=schema.EVENTS["shape"])[rows]
@@ -135,20 +135,13 @@ def _first_steps(tables: Tables, count: int) -> Tables:
 
 
 def _rename_inference_phase(tables: Tables) -> Tables:
-    """Rename the phase of forwards without gradients, for programs in which no call ran with gradients."""
-    names = {"events": "trigger", "kernels": "module", "memory": "module", "numerics": "module", "io": "module"}
-    is_apart = pl.col("phase") == "no-grad forward"
-    return replace(
-        tables,
-        **{
-            name: getattr(tables, name).with_columns(
-                phase=pl.when(~is_apart)
-                .then("phase")
-                .when(pl.col(module) == "")
-                .then(pl.lit("other"))
-                .otherwise(pl.lit("forward"))
-            )
-            for name, module in names.items()
-            if getattr(tables, name).height
-        },
-    )
+    """Rename the phase of forwards without gradients to "forward", for programs in which no call had gradients."""
+    renamed = {}
+    for name in ("events", "kernels", "memory", "numerics", "io"):
+        table = getattr(tables, name)
+        if table.height:
+            module = pl.col("trigger" if name == "events" else "module")
+            phase = pl.when(module == "").then(pl.lit("other")).otherwise(pl.lit("forward"))
+            is_no_grad = pl.col("phase") == "no-grad forward"
+            renamed[name] = table.with_columns(phase=pl.when(is_no_grad).then(phase).otherwise("phase"))
+    return replace(tables, **renamed)

@@ -1,4 +1,4 @@
-"""`Recording`: content of one ``with record()`` block so far."""
+"""`Recording` holds the content of one ``with record()`` block so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Journal(Protocol):
-    """The file of a recording's calls, see `journaled_calls`."""
+    """The file that each call of a recording is written to, see `journaled_calls`."""
 
     def add(self, issued: Issued) -> None:
         """Write a collective."""
@@ -43,7 +43,7 @@ class Recording:
     earlier_differentiable: int = 0
     """`Modules.differentiable_calls` before this recording was opened."""
     trains: bool = False
-    """True if an outermost module was called with gradients on, as of the last time that tables were made."""
+    """True if an outermost module had been called with gradients enabled when tables were last made."""
     further_notes: Callable[[int], Iterable[str]] = lambda _events: ()
     """Called with the number of collectives so far; returns further notes of the trace."""
     target: str = ""
@@ -51,11 +51,11 @@ class Recording:
     issued: list[Issued] = field(default_factory=list)
     """All collectives, in program order."""
     steps: list[int] = field(default_factory=list)
-    """Number of collectives issued at each `Trace.step`."""
+    """Number of collectives issued by the end of each step."""
     steps_are_marked: bool = False
-    """True if the program ends its steps with `Trace.step`; otherwise its optimizers end `steps`."""
+    """True if the program ends its steps with `Trace.step`; otherwise its optimizers end them."""
     ends_with_step: bool = False
-    """True if everything after the end of the last step is dropped."""
+    """True if everything after the last step is dropped."""
     is_complete: bool = False
     """True once its block has ended without an exception."""
     calls: OuterCalls = field(default_factory=OuterCalls)
@@ -71,23 +71,23 @@ class Recording:
     kernels: KernelRecording | None = None
     """Recording of the kernels between collectives; None if only collectives are recorded."""
     numerics: NumericRecording | None = None
-    """Recording of the summaries of tensors; None if there is none."""
+    """Recording of summaries of tensors; None if there is none."""
     io: list[tuple[int, IoAccess]] = field(default_factory=list)
-    """Reads, writes and waits besides collectives, each with the number of its step."""
+    """(number of its step, access) of each read, write or wait for input."""
     journal: Journal | None = None
-    """The file of its calls that is always current; None if nothing is saved, or into a single file."""
+    """The file that each call is written to; None if nothing is saved, or to a single file."""
     work: Work | None = None
-    """Progress display, if one is shown."""
+    """Progress display; None if none is shown."""
     modules: Modules | None = None
     """Modules called since the first of the overlapping open recordings began; None before this one is opened."""
 
     def begin(self, issued: Issued) -> None:
-        """Write a collective of real ranks that is about to be issued: its process may end in it."""
+        """Write a collective of real ranks to the journal before it is issued, as the process may end in it."""
         if self.journal is not None:
             self.journal.add(issued)
 
     def drop(self, issued: Issued) -> None:
-        """Take back a collective that was refused."""
+        """Remove a collective from the journal that was refused."""
         if self.journal is not None:
             self.journal.take_back(issued)
 
@@ -101,7 +101,7 @@ class Recording:
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
     def step(self) -> None:
-        """Begin the next step; from now on optimizers end no steps, and those that they ended are joined."""
+        """End a step. The first call joins the steps that optimizers have ended; they end none from then on."""
         if not self.steps_are_marked:
             self.steps_are_marked = True
             self.steps.clear()
@@ -113,7 +113,12 @@ class Recording:
         self.steps.append(len(self.issued))
 
     def begin_call(self, module: int, *, with_gradients: bool) -> None:
-        """Record that this module is called outside any other."""
+        """Record a call of a module that is inside no other.
+
+        Args:
+            module: identity of the module's entry.
+            with_gradients: whether gradients are enabled.
+        """
         self.calls.begin(module, len(self.issued), len(self.steps), with_gradients=with_gradients)
 
     def lengthen_step(self) -> None:
@@ -131,17 +136,17 @@ class Recording:
             self.kernels.lengthen_step()
 
     def end_with_step(self) -> None:
-        """Leave out what comes after the end of the last step."""
+        """Leave out what comes after the last step."""
         self.ends_with_step = True
 
     @property
     def of_optimizers(self) -> OptimizerMarks:
-        """See `StepMarks.of_optimizers`."""
+        """Marks for the program's optimizers, see `StepMarks.of_optimizers`."""
         return OptimizerMarks(self)
 
 
 class OptimizerMarks:
-    """Steps of a recording that end with the program's optimizers, until `Trace.step` is called.
+    """Ends the steps of a recording at the steps of the program's optimizers, until `Trace.step` is called.
 
     Args:
         recording: the recording.
@@ -151,7 +156,7 @@ class OptimizerMarks:
         self._recording = recording
 
     def step(self) -> None:
-        """Make all later collectives part of the next step."""
+        """End a step."""
         if not self._recording.steps_are_marked:
             self._recording.steps.append(len(self._recording.issued))
 
@@ -161,10 +166,10 @@ class OptimizerMarks:
             self._recording.lengthen_step()
 
     def end_with_step(self) -> None:
-        """Leave out what comes after the end of the last step."""
+        """Leave out what comes after the last step."""
         self._recording.end_with_step()
 
     @property
     def of_optimizers(self) -> OptimizerMarks:
-        """Marks that hooks of optimizers set: this object itself."""
+        """This object itself."""
         return self

@@ -1,4 +1,4 @@
-"""`FusedTensors`: which storages of compiled modules no kernel writes, so that they take no memory."""
+"""`FusedTensors` finds the storages of compiled modules that no kernel writes, and that therefore take no memory."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dsexplore._internal.capture.kernels.op_costs import AtenOp
 from dsexplore._internal.trace.schema import Phase
 
 _WRITTEN = {"embedding_dense_backward", "index_put", "index_put_", "scatter", "scatter_add", "sort", "topk", "sum"}
-"""Memory ops of compiled modules whose results a kernel writes all the same."""
+"""Memory ops whose results a compiled module writes to memory."""
 
 
 def can_be_fused(op: AtenOp, phase: Phase) -> bool:
-    """Return True if a compiler need not write the result of this memory op of a compiled module.
+    """Return True if a compiler need not write the result of a memory op of a compiled module.
 
-    In-place sums of gradients over microbatches are written: by FSDP or autograd, not by compiled code.
+    In-place sums of gradients over microbatches are written, by FSDP or autograd and not by compiled code.
     """
     adds_gradients = phase == "backward" and op.writes
     return op.name not in _WRITTEN and not adds_gradients
 
 
 class FusedTensors:
-    """Count the storages of compiled modules: results of fused ops only where a kernel writes them.
+    """Counts the storages of compiled modules: results of fused ops only if a kernel writes them.
 
-    A compiler makes one kernel of the pointwise ops between two matrix products. Of ``linear2(gelu(linear1(x) + b))``
-    no kernel writes the sum; gelu's result is written, as the second product reads it. Three rules follow:
+    A compiler makes one kernel of the pointwise ops between two matrix products. In ``linear2(gelu(linear1(x) + b))``
+    no kernel writes the sum. It writes gelu's result, as the second product reads it. Three rules follow:
 
-    1. The result of a fused op is uncounted at first, and knows its sources (`add`).
+    1. The result of a fused op is uncounted at first, and refers to its sources (`add`).
     2. It is counted once another kernel reads it, or once it leaves its module (`count`).
-    3. Backward needs what an uncounted result is computed from. So when nothing refers to a counted storage any more,
-       it stays counted for the results computed from it, unless these take no more bytes together: then they are
-       counted in its place (`free`). Torch's partitioner likewise cuts the graph where the fewest bytes pass
+    3. Backward recomputes an uncounted result from its sources. So a counted storage that nothing refers to any more
+       stays counted as a source, unless the results computed from it take no more bytes. In that case these are counted
+       in its place (`free`). Torch's partitioner also cuts the graph where the fewest bytes pass
        (``torch/_functorch/partitioners.py``).
 
     Args:
-        add_bytes: changes the bytes of a use.
+        add_bytes: adds a number of bytes to those of a use.
     """
 
     def __init__(self, add_bytes: Callable[[Use, int], None]) -> None:
@@ -47,17 +47,23 @@ class FusedTensors:
         return self._num_uncounted
 
     def add(self, held: Held, region: int) -> None:
-        """Take in the result of a fused op of a compiled module, whose bytes are not counted."""
+        """Add the uncounted result of a fused op.
+
+        Args:
+            held: the storage of the result.
+            region: identity of the compiled module.
+        """
         held.is_counted, held.region = False, region
         self._num_uncounted += 1
 
     def add_sources(self, held: Held, sources: Iterable[Held]) -> None:
-        """Note what an uncounted storage is computed from, besides what is known; a counted one has been written."""
-        for source in () if held.is_counted else sources:
-            _join(source, held)
+        """Add sources that an uncounted storage is computed from; a counted one needs none."""
+        if not held.is_counted:
+            for source in sources:
+                _join(source, held)
 
     def count(self, held: Held) -> None:
-        """Count a storage as written from now on."""
+        """Count a storage from now on, as a kernel writes it."""
         if not held.is_counted:
             held.is_counted = True
             self._num_uncounted -= 1
@@ -65,7 +71,7 @@ class FusedTensors:
             self._add_bytes(held.use, held.size)
 
     def free(self, held: Held) -> None:
-        """Release a storage that nothing refers to any more, or count those computed from it in its place."""
+        """Release a storage that nothing refers to any more, by rule 3."""
         held.is_gone = True
         if not held.is_counted:
             self._num_uncounted -= 1
@@ -81,7 +87,7 @@ class FusedTensors:
                 self.count(child)
 
     def _leave_sources(self, held: Held) -> None:
-        """Remove a storage from its sources, and release those that are gone and that no other storage needs."""
+        """Remove a storage from its sources; release freed sources that no other storage is computed from."""
         parents, held.parents = held.parents, []
         for parent in parents:
             parent.children.remove(held)

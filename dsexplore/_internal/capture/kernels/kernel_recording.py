@@ -1,8 +1,7 @@
-"""The work of a program between its collectives: FLOPs, bytes moved and bytes held, per module and phase.
+"""Records the work of a program between its collectives: FLOPs, bytes moved and bytes held, per module and phase.
 
-A dispatch mode sees every aten op, which costs a fake step about a third of its time; so it is entered only where a
-recording asks for costs. Equal ops become one row: same place between two collectives, same module, phase, op,
-dtype and shape.
+A dispatch mode sees every aten op. That takes a third of the time of a step on fake tensors, so it is entered only if a
+recording asks for costs. Ops with the same segment, module, phase, name, dtype and shape become one row.
 """
 
 from __future__ import annotations
@@ -44,10 +43,11 @@ from dsexplore._internal.trace.schema import Phase
 _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 """The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
+"""The ops by which FSDP2 copies parameters and gradients to and from the buffers of its collectives."""
 
 
 class Segment(NamedTuple):
-    """The work between two collectives, waits or ends of steps."""
+    """The work between two collectives, waits, changes of the phase or ends of steps."""
 
     step: int
     collectives: int
@@ -55,6 +55,18 @@ class Segment(NamedTuple):
     phase: Phase
     """Phase of its last op."""
     module: ModuleEntry | None
+    """Module of its last op."""
+
+
+class KernelRow(NamedTuple):
+    """Equal ops of one segment."""
+
+    segment: int
+    phase: Phase
+    cost: OpCost
+    """The ops' kind, name, dtype and shape; its FLOPs and bytes are 0."""
+    sums: KernelSums
+    """Their module, number, FLOPs and bytes."""
 
 
 class KernelRecording:
@@ -62,8 +74,8 @@ class KernelRecording:
 
     Args:
         modules: the modules of the recording, and which of them runs.
-        issued: the recording's collectives, which grow as it runs.
-        steps: how many of them had been issued at each `Trace.step`; grows too.
+        issued: the recording's collectives, a list that grows.
+        steps: the number of collectives issued by the end of each step, a list that grows.
     """
 
     def __init__(self, modules: Modules, issued: Sequence[Issued], steps: Sequence[int]) -> None:
@@ -71,27 +83,36 @@ class KernelRecording:
         self.issued, self.steps = issued, steps
         self.memory = LiveMemory()
         self.differing = DifferingValues()
-        self.rows: list[tuple[int, Phase, OpCost, KernelSums]] = []
-        """Segment, phase, what one op costs (its FLOPs and bytes are in the sums), sums."""
+        self.rows: list[KernelRow] = []
         self.segments: list[Segment] = []
         self.marks: list[tuple[Any, int]] = []
-        """Arguments of `mark`, with the index of the segment that begins there and continues the one before."""
-        self._segment: dict[tuple[Any, ...], KernelSums] = {}
+        """(argument of `mark`, index of the segment that begins there and continues the one before)."""
+        self._segment: dict[tuple[int, Phase, OpCost], KernelSums] = {}
+        """{(identity of the module, phase, cost): sums} of the current segment."""
         self._continued = False
-        """True if ops of this segment stand before a mark."""
+        """True if the current segment has ops before a mark."""
         self._step = 0
+        """The current step."""
         self._last: tuple[Phase, ModuleEntry | None] = ("other", None)
+        """Phase and module of the last op."""
         self._optimizing = 0
+        """Number of optimizer steps that run, one inside the other."""
         self.paused = 0
-        """Above 0 while torch runs ops on tensors of whole DTensors, to learn the shape of a result."""
+        """Above 0 while torch runs ops on tensors of global shape, to learn the shape of a result."""
         self._newest_model: ModuleEntry | None = None
+        """The newest model whose parameters have been counted."""
         self._has_updated = False
         """True once an optimizer has taken a step."""
         self._seen = 0
+        """Number of collectives that earlier segments have ended at."""
         self._gathers: list[int] = []
+        """Indices of FSDP2's all_gathers whose results have not been copied out."""
         self._by_storage: dict[int, int] = {}
+        """{number of a storage: index of the collective that wrote it}."""
         self._holders: dict[int, ModuleEntry | None] = {}
+        """{identity of a parameter: module that holds it}."""
         self._node: tuple[Any, ModuleEntry | None] = (None, None)
+        """The last autograd node that ran, and its module."""
         self._compiled = CompiledModules()
         self._fused = FusedKernel(self.memory.number)
         self.schedule = ""
@@ -119,11 +140,7 @@ class KernelRecording:
         self._node = (None, None)
 
     def mark(self, label: Any) -> None:
-        """Add a mark at the current place of the program.
-
-        The segment is split there, so that rows and the peak of bytes are known on both sides; readers of `marks` join
-        the parts again.
-        """
+        """Split the current segment and label its second half, so that readers of `marks` can tell both halves apart."""
         if len(self.issued) != self._seen or len(self.steps) != self._step:
             self._meet_collectives()
         self._continued = self._continued or bool(self._segment)
@@ -146,7 +163,7 @@ class KernelRecording:
         self._step = 0
 
     def dtensor_op(self, func: Any, given: Sequence[Any]) -> None:
-        """Count an op on DTensors, which the CPU dispatches."""
+        """Count the dispatch of an op on DTensors, which takes CPU time."""
         phase, module = self._where()
         self._add(_DISPATCH, phase, module).count += 1
         self.memory.met(_held_by(filter(_is_weight, tensors_in(given))), "parameters")
@@ -173,7 +190,8 @@ class KernelRecording:
             if role != op_costs.FREE:
                 self.memory.read(given)
             self.memory.made(returned, "optimizer" if phase == "optimizer" else "activations")
-        if phase != self._last[0] and (self._segment or self._continued):
+        last_phase, _ = self._last
+        if phase != last_phase and (self._segment or self._continued):
             self._end_segment()
         self._last = phase, module
         if role == op_costs.FREE:
@@ -192,18 +210,20 @@ class KernelRecording:
         self._count(cost, phase, module, given, returned)
 
     def _meet(self, tensor: torch.Tensor, phase: Phase) -> None:
-        """Count a tensor that no recorded op made as there before the recording, unless it is likely to be newer.
+        """Count a tensor that no recorded op made: as made before the recording, or as made now if that is likely.
 
-        So are numbers that torch makes a tensor of for an op (``x[mask] = 0``), and the batches of later steps, which
-        a loader's worker or numpy makes.
+        Newer than the recording are numbers that torch wraps in a tensor (``x[mask] = 0``), and the batches of later
+        steps, which a loader's worker or numpy made.
         """
         held = dense_tensors([tensor])
         if self.memory.holds_all(held):
             return
         use = _use_before(tensor, phase)
         is_newer = not tensor.dim() or self._has_updated or bool(self.steps)
-        meet = self.memory.made if use in ("inputs", "gradients") and is_newer else self.memory.met
-        meet(held, use)
+        if use in ("inputs", "gradients") and is_newer:
+            self.memory.made(held, use)
+        else:
+            self.memory.met(held, use)
 
     def _count(
         self,
@@ -213,6 +233,7 @@ class KernelRecording:
         given: Sequence[torch.Tensor],
         returned: Sequence[torch.Tensor],
     ) -> None:
+        """Add an op to its row, and to the kernel that a compiler would make of it and its neighbors."""
         sums = self._add(cost._replace(flops=0, read=0, written=0), phase, module)
         sums.count += 1
         sums.flops += cost.flops
@@ -224,6 +245,7 @@ class KernelRecording:
             self._fused.end(set(map(self.memory.number, given)))
 
     def _add(self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None) -> KernelSums:
+        """Return the sums of a row of the current segment, which is new if there is none yet."""
         key = (id(module), phase, cost)
         sums = self._segment.get(key)
         if sums is None:
@@ -231,23 +253,25 @@ class KernelRecording:
         return sums
 
     def _wait(self, collective: int | None, phase: Phase, module: ModuleEntry | None) -> None:
-        """Record that the compute stream waits for a collective, in a segment of its own."""
+        """Record that the compute stream waits for a collective, as a separate segment; None waits for nothing."""
         if collective is not None:
             self._end_segment()
             self._add(_WAIT, phase, module, collective).count += 1
             self._end_segment()
 
     def _meet_models(self) -> None:
-        """Count what models hold that were called for the first time since, whether an op meets it or not."""
+        """Count parameters and buffers of models that were called for the first time since, used by ops or not."""
         models = self.modules.models
         if not models or models[-1] is self._newest_model:
             return
         new = list(takewhile(lambda model: model is not self._newest_model, reversed(models)))
         self._newest_model = models[-1]
-        for model in filter(None, (built.reference() for built in new)):
-            held = _held_by(chain(nn.Module.parameters(model), nn.Module.buffers(model)))
-            self.memory.met(held, "parameters")
-            self.memory.assign(held, "parameters")
+        for entry in new:
+            model = entry.reference()
+            if model is not None:
+                held = _held_by(chain(nn.Module.parameters(model), nn.Module.buffers(model)))
+                self.memory.met(held, "parameters")
+                self.memory.assign(held, "parameters")
 
     def _meet_collectives(self) -> None:
         """End the segment at collectives that were issued since."""
@@ -255,12 +279,12 @@ class KernelRecording:
         for number in range(self._seen, len(self.issued)):
             collective = self.issued[number]
             is_fsdp = is_fsdp2(collective.origin.cause) and collective.origin.redistribute is None
-            if is_fsdp and collective.messages and collective.messages[0][0] == "all_gather":
+            if is_fsdp and collective.messages and collective.messages[0].op == "all_gather":
                 self._gathers.append(number)
         self._seen, self._step = len(self.issued), len(self.steps)
 
     def _communicated(self, given: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]) -> None:
-        """Record which collective wrote which storage, once its op has returned: a later op may wait for it."""
+        """Record which storages the latest collective wrote, as a later op may wait for them."""
         if self.issued:
             for tensor in returned:
                 self._by_storage[self.memory.number(tensor)] = len(self.issued) - 1
@@ -268,14 +292,16 @@ class KernelRecording:
             self.memory.assign([*given, *returned], "buffers")
 
     def _end_segment(self) -> None:
+        """End the segment, and the kernel that a compiler would make of its last ops."""
         self._fused.end(set())
         self._close_segment()
         self._continued = False
 
     def _close_segment(self) -> None:
+        """Add the rows of the segment, and begin the next one."""
         phase, module = self._last
         number = len(self.segments)
-        self.rows += [(number, key[1], key[2], sums) for key, sums in self._segment.items()]
+        self.rows += [KernelRow(number, key[1], key[2], sums) for key, sums in self._segment.items()]
         self._segment = {}
         self.segments.append(Segment(self._step, self._seen, phase, module))
         self.memory.end_segment()
@@ -298,6 +324,7 @@ class KernelRecording:
         return "backward", module
 
     def _module_of(self, node: Any) -> ModuleEntry | None:
+        """Return the module that made an autograd node, or that holds the parameter whose gradient it accumulates."""
         if isinstance(node, AccumulateGrad):
             variable = id(node.variable)
             if variable not in self._holders:
@@ -306,14 +333,16 @@ class KernelRecording:
         return self.modules.call_of_node(node, called_here=True).module
 
     def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Assign parameters and gradients to their uses, and check the gradients; torch calls this as a hook."""
         self._optimizing += 1
-        self._end_segment()  # what backward made is final
+        self._end_segment()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.memory.assign(_held_by(parameters), "parameters")
         self.memory.assign(_held_by(parameter.grad for parameter in parameters), "gradients")
         self.differing.check_gradients(optimizer, self.modules.place_of, self._step)
 
     def _after_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Assign the optimizer's state to its use, and check the parameters; torch calls this as a hook."""
         self._optimizing -= 1
         self._has_updated = True
         states = [value for state in optimizer.state.values() for value in state.values()]
@@ -322,6 +351,7 @@ class KernelRecording:
 
 
 def _uncounted(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a function to pause the recording while it runs."""
     recording = parts[KernelRecording]
 
     @wraps(original)
@@ -336,6 +366,7 @@ def _uncounted(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]
 
 
 def _followed(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the ``resize_`` of storages to count the change of their bytes."""
     memory = parts[KernelRecording].memory
 
     @wraps(original)
@@ -348,6 +379,7 @@ def _followed(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _met(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``DTensor.to_local`` to read the placements of the DTensor."""
     recording = parts[KernelRecording]
 
     @wraps(original)
@@ -359,10 +391,12 @@ def _met(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(TO_LOCAL, "what it returns differs between ranks as its placements say", _met, by_code=True),
-    Patch(PROPAGATE_TENSOR_META, "an op that it runs on tensors of global shape is not the program's", _uncounted),
-    Patch(INPUT_PLACEHOLDER, "its copies hold no memory and cost no device anything", _uncounted, on_import=True),
-    Patch(RESIZE_STORAGE, "no dispatch mode sees FSDP2 free gathered parameters by it", _followed),
+    Patch(TO_LOCAL, "the DTensor's placements say among which ranks its result differs", _met, by_code=True),
+    Patch(
+        PROPAGATE_TENSOR_META, "the program does not run the op that it calls on tensors of global shape", _uncounted
+    ),
+    Patch(INPUT_PLACEHOLDER, "its copies take no memory and no time of a device", _uncounted, on_import=True),
+    Patch(RESIZE_STORAGE, "FSDP2 frees gathered parameters by it, which no dispatch mode sees", _followed),
 )
 """Functions that are replaced while kernels are recorded."""
 
@@ -372,21 +406,21 @@ _WAIT = OpCost("wait", "wait", "")
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Return True for a tensor that is learned: a parameter, frozen or not, or a leaf that gets a gradient."""
+    """Return True for a parameter, frozen or not, and for a leaf that requires a gradient."""
     return isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
 
 
 def _use_before(tensor: torch.Tensor, phase: Phase) -> Use:
-    """Return the purpose of a tensor made before the recording, judged by the phase of the first op that uses it."""
+    """Return the use of a tensor made before the recording, judged by the phase of the first op that uses it."""
     if phase == "optimizer":
         return "optimizer"
     if _is_weight(tensor):
         return "parameters"
-    return "gradients" if phase == "backward" else "inputs"  # as the buckets of DDP
+    return "gradients" if phase == "backward" else "inputs"  # in backward, these are DDP's buckets
 
 
 def _held_by(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the dense tensors in which tensors are held, as a DTensor's local one; other values are omitted."""
+    """Return the dense tensors that hold the data of tensors, such as a DTensor's local one; omit other values."""
     held: list[torch.Tensor] = []
     for value in values:
         if hasattr(type(value), "__tensor_flatten__"):

@@ -1,9 +1,8 @@
-"""Sums over equal ops, and over the ops that a compiler would fuse to one kernel."""
+"""Sums over equal ops, and over the ops that a compiler would fuse into one kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -13,7 +12,12 @@ from dsexplore._internal.capture.modules.module_entry import ModuleEntry
 
 
 class KernelSums:
-    """The sums over equal ops."""
+    """The number, FLOPs and bytes of equal ops.
+
+    Args:
+        module: the module that ran them; None if none did.
+        waits_for: index of the collective that the compute stream waits for; None if the ops are no wait.
+    """
 
     __slots__ = ("count", "flops", "fused_bytes", "fused_count", "module", "read", "waits_for", "written")
 
@@ -26,7 +30,7 @@ class KernelSums:
 class FusedKernel:
     """The kernel that a compiler would make of the ops between two matrix products.
 
-    It reads each tensor from outside once, and writes what the next product reads.
+    It reads each tensor from outside once, and writes the tensors that the next product reads.
 
     Args:
         number: returns the number of a tensor's storage.
@@ -35,17 +39,29 @@ class FusedKernel:
     def __init__(self, number: Callable[[torch.Tensor], int]) -> None:
         self._number = number
         self._outside: dict[int, int] = {}
+        """{number of a storage that the kernel reads: bytes}."""
         self._inside: dict[int, int] = {}
+        """{number of a storage that its ops return: bytes}."""
         self._latest: dict[int, int] = {}
+        """The same for its last op."""
         self._sums: KernelSums | None = None
+        """The sums of its last op, which the kernel is added to."""
 
-    def add(self, sums: KernelSums, cost: OpCost, tensors: Any, returned: Sequence[torch.Tensor]) -> None:
-        """Make an op part of the kernel."""
-        budget = cost.read
+    def add(
+        self, sums: KernelSums, cost: OpCost, tensors: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]
+    ) -> None:
+        """Make an op part of the kernel.
+
+        Args:
+            sums: the sums that the op belongs to.
+            cost: the op's cost; it reads no more bytes than this has.
+            tensors: the tensors among its arguments.
+            returned: the tensors in its result.
+        """
         for tensor in tensors:
             key = self._number(tensor)
             if key not in self._inside:
-                size = min(op_costs.moved_bytes(tensor), budget)
+                size = min(op_costs.moved_bytes(tensor), cost.read)
                 self._outside[key] = max(self._outside.get(key, 0), size)
         self._latest = {self._number(tensor): op_costs.moved_bytes(tensor) for tensor in returned}
         self._inside.update(self._latest)
@@ -55,7 +71,7 @@ class FusedKernel:
         """End the kernel.
 
         Args:
-            needed: numbers of the storages that the next op, which is not part of it, reads.
+            needed: numbers of the storages that the next kernel reads.
         """
         if self._sums is not None:
             written = {key: size for key, size in self._inside.items() if key in needed} or self._latest

@@ -1,4 +1,4 @@
-"""The tables ``kernels`` and ``memory`` of a `Trace`, built from a `KernelRecording`."""
+"""Makes the tables ``kernels``, ``memory`` and ``differing`` of a `Trace` from a `KernelRecording`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dsexplore._internal.trace import schema
 
 
 def kernels_table(recording: KernelRecording, issued: Sequence[Issued], rank: int) -> pl.DataFrame:
-    """Return one row per kind of op and place; columns: `schema.KERNELS`.
+    """Return one row per segment and kind of op; columns: `schema.KERNELS`.
 
     Args:
-        recording: of the costs.
+        recording: the recording of kernels and memory.
         issued: the collectives, in program order.
         rank: the rank of this process.
     """
@@ -40,7 +40,7 @@ def kernels_table(recording: KernelRecording, issued: Sequence[Issued], rank: in
 
 
 def memory_table(recording: KernelRecording, issued: Sequence[Issued], rank: int) -> pl.DataFrame:
-    """Return one row per segment; columns: `schema.MEMORY`. Arguments as in `kernels_table`."""
+    """Return one row per segment; columns: `schema.MEMORY`. The arguments are those of `kernels_table`."""
     seq = _first_seq(issued)
     rows = [
         (rank, segment.step, seq[segment.collectives], number, segment.phase, _name(segment.module), *levels.values())
@@ -50,26 +50,18 @@ def memory_table(recording: KernelRecording, issued: Sequence[Issued], rank: int
 
 
 def _first_seq(issued: Sequence[Issued]) -> list[int]:
-    """Return the seq of each collective's first event, and at the end the number of events."""
+    """Return the ``seq`` of each collective's first event, and at the end the number of events."""
     return list(accumulate((len(collective.messages) for collective in issued), initial=0))
-
-
-def _name(module: ModuleEntry | None) -> str:
-    return module.name if module is not None else ""
 
 
 def differing_table(recording: KernelRecording, rank: int) -> pl.DataFrame:
     """Return one row per tensor that differs between ranks that should hold the same; columns: `schema.DIFFERING`."""
     rows = [
-        (
-            rank,
-            difference.step,
-            difference.kind,
-            difference.phase,
-            _name(difference.module),
-            difference.name,
-            difference.axis,
-        )
-        for difference in recording.differing.found
+        (rank, tensor.step, tensor.kind, tensor.phase, _name(tensor.module), tensor.name, tensor.axis)
+        for tensor in recording.differing.found
     ]
     return pl.DataFrame(rows, schema=schema.DIFFERING, orient="row")
+
+
+def _name(module: ModuleEntry | None) -> str:
+    return module.name if module is not None else ""

@@ -1,16 +1,16 @@
-"""Bytes held by a program's tensors over time, by use: parameters, gradients, optimizer states, activations and others.
+"""Counts the bytes that a program's tensors hold over time, by use: parameters, gradients, activations and others.
 
 Each storage is counted once, from the op that created it until nothing refers to it. Fake tensors have the sizes of
 real ones, so a step that fits no machine can be measured.
 
-Storages are referenced by `weakref` throughout this package: torch 2.9 does not tell Python that a storage is freed if
-a C++ weak reference (``StorageWeakRef``) to it exists.
+Storages are referenced by Python's `weakref`. A ``StorageWeakRef`` of torch 2.9 would prevent its callbacks.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
@@ -22,21 +22,42 @@ _BEFORE = -1
 """Segment of storages that existed before the recording."""
 
 
+class _Move(NamedTuple):
+    """Bytes of a storage that turned out to have another use after segments had ended."""
+
+    since: int
+    """The segment in which the bytes were added."""
+    until: int
+    """The segment in which the use was assigned; its own peak is corrected at once."""
+    size: int
+    number: int
+    """Number of the storage."""
+    before: Use
+    use: Use
+
+
 class LiveMemory:
     """Counts bytes by use, and their peak in each segment."""
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
+        """{number that torch gives a storage: the storage}."""
         self._now = dict.fromkeys(USES, 0)
+        """Bytes by use now, without those from before the recording."""
         self._total = 0
+        """Their sum."""
         self._peak = 0
+        """The segment's largest sum so far."""
         self._at_peak = dict(self._now)
+        """Bytes by use at that peak."""
         self._storages = self._at_peak_storages = 0
         """Number of storages so far, and at the segment's peak."""
         self._before = dict.fromkeys(USES, 0)
+        """Bytes by use from before the recording."""
         self._segment = 0
-        self._moves: list[tuple[int, int, int, int, Use, Use]] = []
+        self._moves: list[_Move] = []
         self._rows: list[tuple[int, dict[Use, int]]] = []
+        """(number of storages, bytes by use) at the peak of each segment that has ended."""
         self._fused = FusedTensors(self._add)
 
     def release(self) -> None:
@@ -52,31 +73,31 @@ class LiveMemory:
                 self._add(use, storage.nbytes())
 
     def made_fused(self, tensors: Iterable[torch.Tensor], sources: Iterable[torch.Tensor], region: int) -> None:
-        """Record the result of an op in a compiled module that is fused with its readers, so that no kernel writes it.
+        """Add the result of an op of a compiled module that is fused with its readers, so that no kernel writes it.
 
         Args:
-            tensors: results of the op.
-            sources: tensors among its arguments.
-            region: the compiled module.
+            tensors: the results of the op.
+            sources: the tensors among its arguments.
+            region: identity of the compiled module.
         """
-        given = list({id(held): held for held in map(self._held_of, sources)}.values())
-        for held in given:
+        held_sources = list({id(held): held for held in map(self._held_of, sources)}.values())
+        for held in held_sources:
             if held.region != region:
                 self._fused.count(held)
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage_number(storage) not in self._held:
                 self._fused.add(self._hold(storage, "activations"), region)
-            self._fused.add_sources(self._held[storage_number(storage)], given)
+            self._fused.add_sources(self._held[storage_number(storage)], held_sources)
 
     def read(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that a separate kernel reads: another kernel must have written them."""
+        """Count tensors that a kernel reads: another kernel must have written them."""
         if self._fused:
             for tensor in tensors:
                 self._fused.count(self._held_of(tensor))
 
     def met(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
-        """Count the arguments of an op that no recorded op made: they existed before the recording."""
+        """Count tensors as made before the recording, unless their storages are counted already."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage_number(storage) not in self._held:
@@ -84,7 +105,7 @@ class LiveMemory:
                 self._before[use] += storage.nbytes()
 
     def assign(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
-        """Count storages under this use, from their creation on; parameters that a collective reads stay parameters."""
+        """Change the use of storages, from their creation on; parameters that a collective reads stay parameters."""
         for tensor in tensors:
             held = self._held.get(storage_number(tensor.untyped_storage()))
             if held is not None and held.use != use and (held.use, use) != ("parameters", "buffers"):
@@ -93,7 +114,7 @@ class LiveMemory:
                     if since == _BEFORE:
                         _move(self._before, held.use, use, change)
                     else:
-                        self._moves.append((since, self._segment, change, held.number, held.use, use))
+                        self._moves.append(_Move(since, self._segment, change, held.number, held.use, use))
                         _move(self._now, held.use, use, change)
                         if held.number <= self._at_peak_storages:
                             self._move_within(self._at_peak, held.use, use, change)
@@ -115,17 +136,17 @@ class LiveMemory:
         return all(storage_number(tensor.untyped_storage()) in self._held for tensor in tensors)
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Return the number of the storage of a tensor that has been seen."""
+        """Return the number of a tensor's storage, which must be counted."""
         return self._held_of(tensor).number
 
     def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
-        """Count tensors that no recorded op made as activations, and return their entries."""
-        held = list(tensors)
-        self.made(held, "activations")
-        return [self._held[storage_number(tensor.untyped_storage())] for tensor in held]
+        """Count tensors as activations, unless their storages are counted already, and return their storages."""
+        listed = list(tensors)
+        self.made(listed, "activations")
+        return [self._held_of(tensor) for tensor in listed]
 
     def end_segment(self) -> None:
-        """End a segment: its largest sum becomes a row of `rows`."""
+        """End a segment, and keep the bytes at its peak for `rows`."""
         self._rows.append((self._at_peak_storages, self._at_peak))
         self._segment += 1
         self._new_peak()
@@ -133,10 +154,11 @@ class LiveMemory:
     def rows(self) -> list[dict[Use, int]]:
         """Return the bytes by use at the peak of each segment."""
         rows = [dict(levels) for _, levels in self._rows]
-        for since, until, size, number, before, use in self._moves:
-            for place in range(since, until):
-                if number <= self._rows[place][0]:
-                    self._move_within(rows[place], before, use, size)
+        for move in self._moves:
+            for segment in range(move.since, move.until):
+                storages, _ = self._rows[segment]
+                if move.number <= storages:
+                    self._move_within(rows[segment], move.before, move.use, move.size)
         for row in rows:
             for use in USES:
                 row[use] += self._before[use]
@@ -146,6 +168,7 @@ class LiveMemory:
         return self._held[storage_number(tensor.untyped_storage())]
 
     def _hold(self, storage: torch.UntypedStorage, use: Use) -> Held:
+        """Add a storage, without counting its bytes."""
         key = storage_number(storage)
         reference = weakref.ref(storage, lambda _gone: self._free(key))
         self._storages += 1
@@ -155,7 +178,7 @@ class LiveMemory:
         return held
 
     def _move_within(self, levels: dict[Use, int], before: Use, use: Use, size: int) -> None:
-        """Count bytes under another use unless fewer are there: what a segment's peak did not hold yet or any more."""
+        """Move bytes from one use to another, unless the peak has fewer bytes: then it did not include these."""
         source = before if size > 0 else use
         if levels[source] + self._before[source] >= abs(size):
             _move(levels, before, use, size)
@@ -166,6 +189,7 @@ class LiveMemory:
             self._fused.free(held)
 
     def _add(self, use: Use, size: int) -> None:
+        """Add bytes to a use, and note a new peak."""
         self._now[use] += size
         self._total += size
         if self._total > self._peak:

@@ -1,14 +1,15 @@
 """The cost of one aten op: its FLOPs, and the bytes that it reads and writes.
 
-FLOPs of products and convolutions come from torch's own formulas (``torch.utils.flop_counter``). Attention has its own
-here, because causal attention computes half of the scores, and because of grouped queries keys and values have fewer
-heads than queries. Bytes are those of the tensors that the op takes and returns, each once; a view costs nothing.
+FLOPs of products and convolutions come from torch's formulas (``torch.utils.flop_counter``). Attention has a formula
+here, because causal attention computes half of the scores, and grouped queries have fewer heads of keys and values.
+Bytes are those of the tensors that the op takes and returns, each once. A view costs nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -19,16 +20,16 @@ from dsexplore._internal.torch_internals.dispatch import OpOverload, schema_of
 from dsexplore._internal.torch_internals.tensors import parts_of_sparse
 
 Kind = Literal["matmul", "attention", "memory", "dispatch", "wait"]
-"""``matmul``: a matrix product or convolution. ``attention``: a fused attention op. ``memory``: any other op, which
-takes as long as its bytes. ``dispatch``: ops on DTensors, which cost the CPU time and move nothing. ``wait``: the
-compute stream waits for a collective."""
+"""``matmul``: a matrix product or convolution. ``attention``: a fused attention op. ``memory``: any other op, whose
+time is that of its bytes. ``dispatch``: the dispatch of ops on DTensors, which takes CPU time and moves no bytes.
+``wait``: the compute stream waits for a collective."""
 
-FREE: Final = 0
+FREE: Final = 0  # starts no kernel
 COMMUNICATION: Final = 1
-WAIT: Final = 2
-PRODUCT: Final = 3
+WAIT: Final = 2  # for a collective
+PRODUCT: Final = 3  # a matrix product or convolution
 ATTENTION: Final = 4
-MEMORY: Final = 5
+MEMORY: Final = 5  # any other op
 
 _COMMUNICATION = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem"}
 _NOTHING = {
@@ -37,13 +38,14 @@ _NOTHING = {
     *("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "_has_compatible_shallow_copy_type", "device"),
     *("record_stream", "_nested_tensor_size", "is_pinned", "_conj", "_neg_view", "equal", "_to_copy_meta"),
 }
-"""Ops that start no kernel worth counting: they allocate, look, or return what they got."""
+"""Ops that start no kernel worth counting: they allocate, read metadata, or return their argument."""
 _ROWS_ONLY = {"embedding", "index_select", "gather", "index", "take_along_dim", "nll_loss_forward", "slice_backward"}
-"""Ops that read only as much of their first argument as they return."""
+"""Ops that read as many bytes of their first argument as they return."""
 _PRODUCTS = {
     *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm"),
     *("_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
 }
+"""Matrix products, as opposed to convolutions."""
 
 
 class OpCost(NamedTuple):
@@ -53,39 +55,32 @@ class OpCost(NamedTuple):
     op: str
     """``"mm"``; for attention with the suffix ``", causal"`` if half of the scores are omitted."""
     dtype: str
-    """The dtype; ``"tf32"`` for products of float32 numbers that are multiplied as such, see `multiplies_in_tf32`."""
+    """``"bfloat16"``; ``"tf32"`` for products of float32 numbers that TF32 units multiply, see `multiplies_in_tf32`."""
     shape: tuple[int, ...] = ()
     """For a product: batch, m, n, k. For attention: batch, heads, queries, keys, head dim. Else empty."""
     flops: int = 0
     read: int = 0
+    """Bytes."""
     written: int = 0
+    """Bytes."""
 
 
 class AtenOp(NamedTuple):
     """The facts about an op that do not depend on its arguments."""
 
     role: int
-    """The role of the op in a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
+    """`FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
     name: str
-    """Without namespace and overload, ``"mm"``."""
+    """The name without namespace and overload, ``"mm"``."""
     parameters: tuple[Any, ...] = ()
-    """As its schema describes them: name, default value and alias annotations of each."""
+    """The arguments in its schema, with name, default value and alias annotations."""
     writes: bool = False
     """True if it writes into an argument."""
 
 
-_read_ops: dict[Any, AtenOp] = {}
-
-
+@cache
 def read_op(func: Any) -> AtenOp:
-    """Return the facts about an op, which is read once."""
-    op = _read_ops.get(func)
-    if op is None:
-        op = _read_ops[func] = _read(func)
-    return op
-
-
-def _read(func: Any) -> AtenOp:
+    """Return the facts about an op: an ``OpOverload``, or a higher-order operator."""
     if not isinstance(func, OpOverload):
         name = str(func)
         return AtenOp(ATTENTION if "flex_attention" in name else MEMORY, name)
@@ -94,6 +89,7 @@ def _read(func: Any) -> AtenOp:
 
 
 def _role(func: OpOverload, name: str, returns: Sequence[Any]) -> int:
+    """Return the role of an op, from its namespace, its name and the results in its schema."""
     if func.namespace in _COMMUNICATION:
         return WAIT if name == "wait_tensor" else COMMUNICATION
     if "attention" in name and func.namespace == "aten":
@@ -106,7 +102,7 @@ def _role(func: OpOverload, name: str, returns: Sequence[Any]) -> int:
 
 
 def _are_views(returns: Sequence[Any]) -> bool:
-    """Return True if everything that an op returns aliases an argument that it does not write."""
+    """Return True if all results of an op alias arguments that it does not write."""
     return bool(returns) and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
@@ -123,9 +119,9 @@ def written_arguments(op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def dense_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return tensors with the indices and values of sparse ones in their place.
+    """Return tensors, with the indices and values of sparse ones in their place.
 
-    Tensors in oneDNN's own layout are omitted: their memory is that library's.
+    Tensors in oneDNN's layout are omitted, as torch has no access to their memory.
     """
     dense: list[torch.Tensor] = []
     for tensor in tensors:
@@ -134,7 +130,7 @@ def dense_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def moved_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes moved by reading or writing a tensor; an expanded one is read once."""
+    """Return the bytes moved to read or write a tensor; each element of an expanded one counts once."""
     if tensor.layout is not torch.strided:
         return sum(map(moved_bytes, parts_of_sparse(tensor)))
     if tensor.is_nested:
@@ -164,9 +160,9 @@ def cost_of(
         op: the facts about it, from `read_op`.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        result: what it returned.
+        result: its result.
         sources: the tensors among its arguments.
-        returned: the tensors in the result.
+        returned: the tensors in its result.
     """
     name = op.name
     into = written_arguments(op, args, kwargs)
@@ -180,7 +176,8 @@ def cost_of(
     else:
         overwritten = {id(tensor) for tensor in into} if name in _OVERWRITING else set()
         read = sum(moved_bytes(tensor) for tensor in _distinct(sources) if id(tensor) not in overwritten)
-    read *= 1 + _AGAIN.get(name, 0)
+    if name in _READ_TWICE:
+        read *= 2
     if name in _SOFTMAX and len(returned) == 1:
         read += softmax_reads(name, returned[0]) * moved_bytes(returned[0])
     if op.role == PRODUCT and not _has_no_rows([*tensors_in(args), *returned]):
@@ -195,30 +192,28 @@ def cost_of(
 
 
 def _has_no_rows(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return True if one of the tensors is sparse, nested or in a layout of its own: as long as its bytes take."""
+    """Return True if a tensor is sparse, nested or not strided; the time of such a product is that of its bytes."""
     return any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors)
 
 
-_AGAIN = {
-    **dict.fromkeys(
-        ("native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update", "_native_batch_norm_legit"), 1
-    ),
-    **dict.fromkeys(("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"), 1),
-    **dict.fromkeys(("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward"), 1),
+_READ_TWICE = {
+    *("native_batch_norm", "cudnn_batch_norm", "_batch_norm_with_update", "_native_batch_norm_legit"),
+    *("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"),
+    *("native_layer_norm_backward", "native_group_norm_backward", "_fused_rms_norm_backward"),
 }
-"""How many times more than once ops read their arguments. A GPU normalizes batches in two kernels, one of which finds
-the mean and the variance, and goes back in two, one of which sums the gradients of weight and bias, as for all norms
+"""Ops that read their arguments twice on a GPU, in two kernels. For batch norm, the first finds mean and variance. For
+the backward of all norms, one of them sums the gradients of weight and bias
 (``aten/src/ATen/native/cuda/Normalization.cuh``, ``layer_norm_kernel.cu``)."""
 _SOFTMAX = {"_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"}
 _SHARED_MEMORY = 48 << 10
-"""Bytes of a row that a softmax kernel keeps beside its multiprocessor."""
+"""Bytes of the longest row that a softmax kernel keeps in a multiprocessor's shared memory."""
 
 
 def softmax_reads(name: str, result: torch.Tensor) -> int:
-    """Return how many extra times a GPU reads a tensor whose rows do not fit in a multiprocessor's shared memory.
+    """Return how many more times than once a GPU reads a softmax's argument: none if a row fits in shared memory.
 
-    Forward finds the maximum, then the sum, then the result; backward the sum of the gradients before the rest
-    (``aten/src/ATen/native/cuda/PersistentSoftmax.cuh`` and ``SoftMax.cu``).
+    For longer rows, forward reads it to find the maximum, the sum and the result. Backward reads it to find the sum of
+    the gradients and the result (``aten/src/ATen/native/cuda/PersistentSoftmax.cuh`` and ``SoftMax.cu``).
     """
     row = result.shape[-1] * result.element_size() if result.dim() else 0
     if row <= _SHARED_MEMORY:
@@ -227,9 +222,9 @@ def softmax_reads(name: str, result: torch.Tensor) -> int:
 
 
 def alignment_of(matrices: Iterable[torch.Tensor]) -> int:
-    """Return the bytes, at most 16, that the start of every row of a product's matrices is a multiple of.
+    """Return the alignment in bytes, at most 16, of the rows of a product's matrices.
 
-    Example: rows of 50,257 numbers of two bytes start at multiples of two bytes.
+    Example: rows of 50,257 numbers of two bytes are aligned to two bytes.
     """
     alignment = 16
     for matrix in matrices:
@@ -250,9 +245,9 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """Return the FLOPs by torch's formula."""
+    """Return the FLOPs of a product by torch's formula."""
     formula = flop_registry.get(func.overloadpacket)
-    if formula is None:  # a grouped product: each row meets one of the matrices
+    if formula is None:  # a grouped product, which multiplies each row by one of the matrices
         return 2 * int(args[0].numel()) * int(args[1].shape[-1])
     flops: int = formula(*args, **kwargs, out_val=result)
     return flops
@@ -265,7 +260,7 @@ def _multiplied(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, torch.Ten
 
 
 def _product_shape(name: str, left: torch.Tensor, right: torch.Tensor) -> tuple[tuple[int, ...], str]:
-    """Return (batch, m, n, k), and the dtype that is multiplied in; the shape is empty for a convolution."""
+    """Return the shape (batch, m, n, k) of a product, empty for a convolution, and the dtype of its numbers."""
     is_convolution = name not in _PRODUCTS
     dtype = "tf32" if multiplies_in_tf32(left.dtype, is_convolution) else str(left.dtype).removeprefix("torch.")
     if is_convolution:
@@ -275,7 +270,7 @@ def _product_shape(name: str, left: torch.Tensor, right: torch.Tensor) -> tuple[
 
 
 def packed_numbers(dtype: torch.dtype) -> int:
-    """Return how many numbers an element holds: 2 of ``float4_e2m1fn_x2``, whose tensors have half as many elements."""
+    """Return the count of numbers that one element holds: 2 for ``float4_e2m1fn_x2``, else 1."""
     return 2 if str(dtype).endswith("_x2") else 1
 
 
@@ -304,7 +299,7 @@ def _attention(
     Causal attention skips the part above the diagonal.
     """
     is_backward = "backward" in op.name
-    query, key, value = sources[1:4] if is_backward else sources[:3]
+    query, key, value = sources[1:4] if is_backward else sources[:3]  # backward has the gradient first
     batch, heads, queries, width = (int(size) for size in query.shape)
     keys, value_width = int(key.shape[-2]), int(value.shape[-1])
     is_causal = bool(_argument(op, "is_causal", args, kwargs))
@@ -332,6 +327,7 @@ def causal_pairs(queries: int, keys: int) -> int:
 
 
 def _argument(op: AtenOp, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the value of an op's argument by name, or its default; None if the op has no such argument."""
     if name in kwargs:
         return kwargs[name]
     for place, parameter in enumerate(op.parameters):

@@ -1,4 +1,4 @@
-"""`WatchedOps`: the dispatch mode that sees each aten op of a program while its costs are recorded."""
+"""`WatchedOps` is the dispatch mode that sees each aten op of a program while its costs are recorded."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from dsexplore._internal.torch_internals.dispatch import (
 from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
 
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, FakeTensor, nn.Buffer})
+"""Classes of tensors without a ``__torch_dispatch__`` that could change an op."""
 _LAZY = frozenset({nn.UninitializedParameter, nn.UninitializedBuffer})
-"""Classes of tensors without a shape, which leave their ops to torch; they compute nothing."""
+"""Classes of tensors without a shape; their ops compute nothing and are left to torch."""
 
 
 class RecordsOps(Protocol):
-    """What ops are reported to."""
+    """Receives the ops of a program."""
 
     paused: int
-    """Above 0 while ops are not the program's."""
+    """Above 0 while the ops are not the program's."""
 
     def dtensor_op(self, func: Any, given: Sequence[Any]) -> None:
-        """Count an op on DTensors, before it runs."""
+        """Count an op on DTensors before it runs; ``given`` are its arguments."""
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Record an op that has run on plain tensors."""
 
 
 def _are_plain(types: Sequence[type]) -> bool:
-    """Return True if these tensor classes need no handler of their own.
+    """Return True if no tensor class has to handle the op.
 
-    In a world of fake tensors, parameters of a custom class are of a subclass of `FakeTensor`, which counts as plain.
+    Subclasses of `FakeTensor` are plain too: in a fake world, parameters of a custom class have such a class.
     """
     return all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types)
 
@@ -48,7 +49,7 @@ _META = torch.device("meta")
 
 
 class WatchedOps(PlainDispatchMode):
-    """Reports each op of a program, with the tensors that it returned."""
+    """Reports each op of a program to a recording."""
 
     supports_higher_order_operators = True
 
@@ -59,9 +60,9 @@ class WatchedOps(PlainDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is _DEVICE:  # which autograd asks of tensors more often than all else is asked together
+        if func is _DEVICE:  # answered first, as autograd calls it more often than all other ops together
             tensor = args[0]
-            if type(tensor) is FakeTensor:  # as its mode answers
+            if type(tensor) is FakeTensor:  # the answer of its mode
                 return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
             return func(*args)
         if not _PLAIN.issuperset(types) and not _are_plain(types):
@@ -84,4 +85,4 @@ def _run(recording: RecordsOps, func: Any, args: Sequence[Any], kwargs: dict[str
 
 
 _run_uncompiled = uncompiled(_run)
-"""As `_run`, where compiled code runs: the compiler is to leave the recording alone."""
+"""`_run` for ops of compiled code; the compiler does not trace into it."""

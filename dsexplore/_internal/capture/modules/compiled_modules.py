@@ -1,4 +1,4 @@
-"""The modules that torch.compile was asked to compile, themselves or around them."""
+"""Finds out which modules torch.compile compiles, alone or as part of a larger module."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from dsexplore._internal.torch_internals.modules import is_compiled
 
 
 class CompiledModules:
-    """Finds the outermost compiled module around a module; asked once for each."""
+    """Finds the outermost compiled module around a module, and remembers it."""
 
     def __init__(self) -> None:
         self._around: dict[int, int | None] = {}
-        self._roots: dict[int, dict[int, int]] = {}
+        """{id of a module's entry: what `around` returned for it}."""
+        self._regions: dict[int, dict[int, int]] = {}
+        """{id of a root's entry: what `_inside` returned for it}."""
 
     def around(self, entry: ModuleEntry | None) -> int | None:
         """Return the id of the outermost compiled module that contains or is this module; None if there is none."""
@@ -25,12 +27,12 @@ class CompiledModules:
 
     def _inside(self, root: ModuleEntry) -> dict[int, int]:
         """Return {id of a module inside a compiled one: id of the outermost compiled one} for one model."""
-        regions = self._roots.get(id(root))
+        regions = self._regions.get(id(root))
         if regions is None:
-            regions = self._roots[id(root)] = {}
+            regions = self._regions[id(root)] = {}
             model = root.reference()
-            for part in model.modules() if model is not None else ():  # outer modules come first
-                if is_compiled(part):
-                    for inner in part.modules():
-                        regions.setdefault(id(inner), id(part))
+            for module in model.modules() if model is not None else ():  # outer modules come first
+                if is_compiled(module):
+                    for inner in module.modules():
+                        regions.setdefault(id(inner), id(module))
         return regions

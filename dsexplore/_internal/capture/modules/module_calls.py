@@ -1,7 +1,7 @@
 """Observes module calls: counts them, and records the autograd sequence numbers at which each began and ended.
 
-While a recording is open, `_call` replaces ``nn.Module.__call__`` and calls the original. Module hooks would change
-each module and its copies, make torch take its slow path, and not run after a KeyboardInterrupt.
+While a recording is open, `_call` replaces ``nn.Module.__call__`` and calls the original. Module hooks are not used:
+they would change each module and its copies, make torch take its slow path, and not run after a KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class ModuleCalls:
     """Reports module calls to `Modules` while installed; one at a time per process.
 
     Args:
-        modules: where calls are reported.
-        outermost: called at a call outside any other, with the module's entry and whether gradients are on.
+        modules: the modules that calls are counted in.
+        outermost: called when a call begins that is inside no other, with the module's entry and whether gradients are
+            enabled.
     """
 
     def __init__(self, modules: Modules, outermost: Callable[[ModuleEntry, bool], None] = lambda *_: None) -> None:
         self.modules = modules
         self.outermost = outermost
         self.observers: list[Callable[[ModuleEntry, Any], None]] = []
-        """Called with the entry of each module that has returned, and with what it returned."""
+        """Functions that are called with the entry of each module that has returned, and its output."""
 
     def install(self) -> None:
         """Begin to report module calls."""
@@ -61,15 +62,15 @@ class ModuleCalls:
 
 _installed: ModuleCalls | None = None
 _call_module: Callable[..., Any] = nn.Module.__call__
-"""Function that `_call` replaces: torch's own, or the program's replacement of it."""
+"""The function that `_call` replaces: torch's, or the program's replacement of it."""
 _is_beneath_another = False
-"""True if the program has replaced `_call` by a function that calls it: then `_call` stays where it is."""
+"""True if the program has replaced `_call` by a function that may call it: then `_call` stays installed."""
 
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module, and report where the call begins and ends."""
-    __tracebackhide__ = True  # from IPython and pytest: an error's traceback is that of the user's modules
-    # What runs inside a compiled region belongs to the compiled module.
+    __tracebackhide__ = True  # IPython and pytest omit this frame from tracebacks
+    # Modules inside a compiled region are not observed: all of it belongs to the compiled module.
     begun = _begin(self, args, kwargs) if not is_dynamo_compiling() else None
     if begun is None:
         return _call_module(self, *args, **kwargs)
@@ -86,11 +87,11 @@ def _begin(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Report that a module's call begins.
 
     Returns:
-        the calls of this thread, and how many were in progress before; None if the call is not observed.
+        The calls of this thread, and how many were in progress before; None if the call is not observed.
     """
     observer = _installed
     if observer is None or (isinstance(called, GraphModule) and frame_kinds.inside_compiled()):
-        return None  # no longer recorded; or a compiled module's own graph
+        return None  # the recording has ended, or this is the graph of a compiled module
     modules, identity = observer.modules, id(called)
     thread_calls = modules.own.calls
     in_progress = thread_calls.open
@@ -102,21 +103,21 @@ def _begin(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if not thread_calls.is_warm_up:
             observer.outermost(module, not thread_calls.without_gradients)
     elif in_progress[-1].module is not module or in_progress[-1].called == identity:
-        module.calls += 1  # not again for the module inside a wrapper
+        module.calls += 1  # a call through a wrapper counts once
     frame = sys._getframe(1)
     sources = modules.lines.innermost(frame.f_back)
     call = ModuleCall(module, identity, id(frame), sources, thread_calls.inputs.number_of(args, kwargs))
     try:
         in_progress.append(call)
         thread_calls.add_boundary(next_node_number(), call)
-    except BaseException:  # Ctrl-C in between
+    except BaseException:  # Ctrl-C between these two lines
         del in_progress[depth:]
         raise
     return thread_calls, depth
 
 
 def _report(observer: ModuleCalls, thread_calls: ThreadCalls, depth: int, result: Any) -> None:
-    """Report a module's result; that of a module inside a wrapper is reported once, for the wrapper."""
+    """Report a module's output; that of a module inside a wrapper is reported once, for the wrapper."""
     call = thread_calls.open[depth]
     module = call.module
     if module is None or (depth and thread_calls.open[depth - 1].module is module and call.called != id(module)):
@@ -126,7 +127,7 @@ def _report(observer: ModuleCalls, thread_calls: ThreadCalls, depth: int, result
 
 
 def _end(thread_calls: ThreadCalls, depth: int) -> None:
-    """Report that a module's call has ended, and with it all calls inside it."""
+    """Report that a module's call has ended, and all calls inside it."""
     del thread_calls.open[depth:]
     if not depth:
         thread_calls.end_outermost()

@@ -10,30 +10,30 @@ from torch import nn
 
 @dataclass(slots=True, eq=False)
 class ModuleEntry:
-    """One module that was met, with its place in its model and its number of calls; keeps no module alive."""
+    """One module of a recorded program: its place in its model, and its number of calls. It keeps no module alive."""
 
     reference: weakref.ref[nn.Module]
     type: str
     """Name of its class."""
     root: ModuleEntry | None = None
-    """The outermost module of its model; None for an outermost module itself."""
+    """The outermost module of its model; None if it is the outermost module."""
     path: str = ""
-    """Fully qualified name below the root."""
+    """Fully qualified name below the root, ``"layers.0.attn"``; empty for the root."""
     position: int = 0
-    """Place in the root's ``named_modules``."""
+    """Index in the root's ``named_modules``."""
     label: str = ""
-    """For a root, its class, numbered if several models share it (``Llama#2``)."""
+    """For a root, the name of its class, numbered if several models share it (``Llama#2``); else empty."""
     calls: int = 0
     """Number of forwards that began, including recomputation."""
 
     @property
     def name(self) -> str:
-        """Module's full name, from its root module on: ``"Llama.layers.0.attn"``."""
+        """The module's full name, which begins with its root's label: ``"Llama.layers.0.attn"``."""
         label = self.root.label if self.root is not None else self.label
         return f"{label}.{self.path}" if self.path else label
 
     def holds(self, other: ModuleEntry) -> bool:
-        """Return True if the other module is part of this one, or is this one."""
+        """Return True if another module is inside this one, or is this one."""
         if (self.root or self) is not (other.root or other):
             return False
         return not self.path or f"{other.path}.".startswith(f"{self.path}.")

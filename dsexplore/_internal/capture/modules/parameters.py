@@ -1,4 +1,4 @@
-"""Where each parameter lives: its shapes, placements and bytes, read when its model is met; never its values."""
+"""The shapes, placements and bytes of each parameter, read when its model is first called. Values are never read."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from dsexplore._internal.torch_internals.modules import own_parameters
 
 @dataclass(frozen=True, slots=True)
 class ParameterLayout:
-    """Shapes, placements and bytes of a parameter; ``local`` is this rank's part of a DTensor, else the same."""
+    """Shapes, placements and bytes of a parameter; of a DTensor, ``local`` means this rank's local tensor."""
 
     global_shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     dtype: str
+    """``"bfloat16"``."""
     placements: str
+    """``"S(0),R"``; empty for a plain tensor."""
     mesh: str
+    """``"dp=2,tp=4"``; empty for a plain tensor."""
     global_bytes: int
     local_bytes: int
 
 
 @dataclass(slots=True, eq=False)
 class ParameterRecord:
-    """What is recorded of one parameter of a module."""
+    """One parameter of a module."""
 
     module: ModuleEntry
     name: str
@@ -42,33 +45,33 @@ class ParameterRecord:
     layout: ParameterLayout
     requires_grad: bool
     shared_with: ParameterRecord | None
-    """The first parameter of the model that is the same tensor; None for that one itself."""
+    """The record of the first parameter of the model that is the same tensor; None if this is the first."""
 
 
 @dataclass
 class ParameterRecords:
-    """The records of the parameters of all models met. Its caller keeps other threads out meanwhile."""
+    """The parameters of all models of a recording. It has no lock: `Modules` calls it under its own."""
 
     _all: list[ParameterRecord] = field(default_factory=list)
     _by_name: dict[str, dict[int, ParameterRecord]] = field(default_factory=dict)
-    """{name: {identity of the module's entry: record}}, by name first, as a model has few names."""
+    """{parameter's name in its module: {id of the module's entry: record}}; the outer dict is small."""
     _lazy: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
-    """Models with parameters that had no shape yet, by identity."""
+    """{id of a model: the model}, for models with uninitialized (lazy) parameters."""
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
-    """Meshes that parameters lie on, by identity."""
+    """{id of a mesh: the mesh}, for all meshes of parameters."""
     _layouts: dict[Hashable, ParameterLayout] = field(default_factory=dict)
     """{(shapes, dtype, placements, mesh): layout}; the layers of a model share a few."""
 
-    def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, ModuleEntry]]) -> None:
+    def read(self, model: nn.Module, modules: Iterable[tuple[nn.Module, ModuleEntry]]) -> None:
         """Read the parameters of a model that were not read before.
 
         Args:
             model: the outermost module.
-            parts: all modules of the model, in the order of ``named_modules``, with their entries.
+            modules: all modules of the model with their entries, in the order of ``named_modules``.
         """
         first: dict[int, ParameterRecord] = {}
-        for part, module in parts:
-            for name, tensor in own_parameters(part).items():
+        for holder, module in modules:
+            for name, tensor in own_parameters(holder).items():
                 if tensor is None:
                     continue
                 if is_lazy(tensor):
@@ -86,33 +89,34 @@ class ParameterRecords:
                 first.setdefault(id(tensor), record)
 
     def read_lazy(self, entry_of: Callable[[nn.Module], ModuleEntry | None]) -> None:
-        """Read the parameters that had no shape when their model was met: its first call has given them one.
+        """Read the parameters that were uninitialized when their model was met, and that its call has initialized.
 
         Args:
-            entry_of: the entry of a module, if it was met.
+            entry_of: returns the entry of a module; None if it was not met.
         """
         lazy, self._lazy = self._lazy, {}
         for reference in lazy.values():
             model = reference()
             if model is not None:
-                entries = ((part, entry_of(part)) for part in model.modules())
-                self.read(model, [(part, module) for part, module in entries if module is not None])
+                entries = ((module, entry_of(module)) for module in model.modules())
+                self.read(model, [(module, entry) for module, entry in entries if entry is not None])
 
     def of(self, modules: Iterable[ModuleEntry]) -> list[ParameterRecord]:
         """Return all records, in the order of `modules`."""
-        places = {id(module): place for place, module in enumerate(modules)}
-        return sorted(self._all, key=lambda record: places.get(id(record.module), len(places)))
+        positions = {id(module): position for position, module in enumerate(modules)}
+        return sorted(self._all, key=lambda record: positions.get(id(record.module), len(positions)))
 
     def meshes(self) -> list[DeviceMesh]:
         """Return the meshes of all parameters."""
         return list(self._meshes.values())
 
     def release(self) -> None:
-        """Drop all references to meshes; what was read stays."""
+        """Drop all references to meshes; the records stay."""
         self._meshes.clear()
         self._layouts.clear()
 
     def _layout(self, tensor: torch.Tensor) -> ParameterLayout:
+        """Return the layout of a parameter, one object for equal ones; note its mesh."""
         if isinstance(tensor, DTensor):
             local, placed, mesh = local_tensor(tensor), tensor.placements, tensor.device_mesh
             self._meshes[id(mesh)] = mesh

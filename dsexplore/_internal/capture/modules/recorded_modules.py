@@ -1,7 +1,7 @@
 """The modules of a recording: a tree of names per model, their calls, and the module that made an autograd node.
 
-Names are resolved when tables are made, not when modules are first called, so a model whose parts ran before the whole
-still gets one tree. `module_calls` reports each call here.
+`module_calls` reports each call here. Full names are formed when tables are made: a module that is called on its own
+first may later turn out to be part of a larger model.
 """
 
 from __future__ import annotations
@@ -45,21 +45,24 @@ class Modules:
     lines: frame_kinds.UserLines = field(default_factory=frame_kinds.UserLines)
     """Lines of the user's program that call modules."""
     _entries: dict[int, ModuleEntry] = field(default_factory=dict)
-    """{id of a module: the latest module with that id}."""
+    """{id of a module: entry of the latest module with that id}."""
     _wrappers: dict[int, tuple[weakref.ref[nn.Module], ModuleEntry]] = field(default_factory=dict)
     """{id of a wrapper around a module: (wrapper, the module's entry)}."""
     _met: list[ModuleEntry] = field(default_factory=list)
+    """All modules, in the order in which they were met."""
     _roots: list[ModuleEntry] = field(default_factory=list)
+    """The outermost modules so far."""
     _parameters: ParameterRecords = field(default_factory=ParameterRecords)
     _threads: list[ThreadCalls] = field(default_factory=list)
+    """The calls of all threads."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         self.own = OwnCalls(self._threads)
-        """The module calls of the thread that reads its ``calls``."""
+        """``own.calls`` are the module calls of the current thread."""
 
     def release(self) -> None:
-        """Drop all references to meshes and to code; entries and layouts stay."""
+        """Drop all references to meshes and code; entries and parameter layouts stay."""
         with self._lock:
             self._parameters.release()
             self.lines.release()
@@ -77,25 +80,25 @@ class Modules:
         return self._wrapped_entry(module) or self._discover(module)
 
     def _lookup(self, module: nn.Module) -> ModuleEntry | None:
+        """Return the entry of a module, or of the module inside a wrapper; None if it was not met."""
         entry = self._entries.get(id(module))
         return entry if entry is not None and entry.reference() is module else self._wrapped_entry(module)
 
     def _wrapped_entry(self, module: nn.Module) -> ModuleEntry | None:
-        """Return the entry of the module inside a known wrapper."""
+        """Return the entry of the module inside a wrapper; None for any other module."""
         wrapper, entry = self._wrappers.get(id(module), (None, None))
         return entry if wrapper is not None and wrapper() is module else None
 
     def call_of_node(self, node: Any, called_here: bool) -> ModuleCall:
         """Return the module call that made an autograd node.
 
-        For the node that accumulates a parameter's gradient, it is the module that holds the parameter.
-
         Args:
             node: the node that is running in this thread; None for none.
             called_here: whether backward is known to have been called in this thread.
 
         Returns:
-            `NO_CALL` if no module made it.
+            The call; for a node that accumulates a parameter's gradient, one of the module that holds the parameter.
+            `NO_CALL` if no module made the node.
         """
         if node is None:
             return NO_CALL
@@ -108,19 +111,19 @@ class Modules:
         return calls.call_of(node_number(node))
 
     def assign_last_node(self, call: ModuleCall) -> None:
-        """Assign the newest autograd node to a call that began unobserved."""
+        """Assign the newest autograd node to a call whose begin was not observed."""
         thread_calls = self.own.calls
         if call.module is not None and thread_calls.current is not call.module:
             thread_calls.assign_last_node(call)
 
     def holder(self, variable: torch.Tensor) -> ModuleEntry | None:
-        """Return the module that holds this parameter; None if there is none."""
+        """Return the module that holds a parameter; None if there is none."""
         place = self.place_of(variable)
         return place[0] if place is not None else None
 
     def place_of(self, variable: torch.Tensor) -> tuple[ModuleEntry, str] | None:
-        """Return the module that holds this parameter, and its name there; None if there is none."""
-        with self._lock:  # other threads go on meeting modules
+        """Return the module that holds a parameter, and the parameter's name in it; None if there is none."""
+        with self._lock:  # other threads may add modules
             entries, wrappers = list(self._entries.values()), list(self._wrappers.values())
         for reference, module in chain(((entry.reference, entry) for entry in entries), wrappers):
             alive = reference()
@@ -131,29 +134,29 @@ class Modules:
         return None
 
     def enclosing(self, inner: ModuleEntry | None, test: Callable[[nn.Module], bool]) -> ModuleEntry | None:
-        """Return the innermost module that passes a test and holds `inner`, or is it.
+        """Return the innermost module that passes a test and contains `inner`, or is `inner`.
 
         Args:
-            inner: a module; None if it is not known.
-            test: whether a module is one of those that are looked for.
+            inner: a module; None if it is unknown.
+            test: returns True for the modules to choose from.
 
         Returns:
-            the only module that passes the test if none of them holds `inner`; None for none or several.
+            The module. If none that passes contains `inner`, the only one that passes; None if none or several pass.
         """
         with self._lock:
-            passing = [
-                candidate for candidate in self._met if (module := candidate.reference()) is not None and test(module)
-            ]
+            references = [(candidate, candidate.reference()) for candidate in self._met]
+        passing = [candidate for candidate, module in references if module is not None and test(module)]
         around = [candidate for candidate in passing if inner is not None and candidate.holds(inner)]
         if around:
             return max(around, key=lambda candidate: len(candidate.path))
         return passing[0] if len(passing) == 1 else None
 
     def _discover(self, module: nn.Module) -> ModuleEntry:
+        """Add a new module, with its model if it can be read, and return its entry."""
         with self._lock:
             try:
                 return self._place(module)
-            except ClosedWorldError:  # the call itself says so
+            except ClosedWorldError:  # the call of the module will raise it
                 return self._lookup(module) or self._add_root(module)
             except Exception as fault:
                 kind = class_name(module)
@@ -169,11 +172,12 @@ class Modules:
             entry = self.find(inner)
             self._wrappers[id(module)] = weakref.ref(module), entry
             return entry
-        for outermost in self.own.calls.open[:1]:
-            caller = outermost.module
-            root = caller.root or caller if caller is not None else None
-            model = root.reference() if root is not None else None
-            if root is not None and model is not None and any(part is module for part in model.modules()):
+        calls = self.own.calls.open
+        caller = calls[0].module if calls else None
+        if caller is not None:
+            root = caller.root or caller
+            model = root.reference()
+            if model is not None and any(inside is module for inside in model.modules()):
                 self._add_tree(root, model)  # the module was added to its model after the model's first call
                 return self._entries[id(module)]
         root = self._add_root(module)
@@ -181,6 +185,7 @@ class Modules:
         return root
 
     def _add_root(self, model: nn.Module) -> ModuleEntry:
+        """Add a module as the outermost one of a new model."""
         root = ModuleEntry(weakref.ref(model), class_name(model) or "Module")
         root.label = self._free_label(root.type)
         self._entries[id(model)] = root
@@ -199,32 +204,24 @@ class Modules:
 
     def _add_tree(self, root: ModuleEntry, model: nn.Module) -> None:
         """Add all modules of a model below its root, and read their parameters."""
-        placed = self._placed(root, model)
-        try:
-            self._parameters.read(model, placed)
-        finally:
-            for _ in placed:  # behind a parameter that cannot be read, too
-                pass
-
-    def _placed(self, root: ModuleEntry, model: nn.Module) -> Iterator[tuple[nn.Module, ModuleEntry]]:
-        """Add the modules of a model below its root one by one, and return each with its entry."""
+        placed: list[tuple[nn.Module, ModuleEntry]] = []
         has_wrappers = False
-        for position, (path, part) in enumerate(model.named_modules()):
-            module = self._lookup(part)
-            is_wrapper = unwrapped(part) is not part
+        for position, (path, module) in enumerate(model.named_modules()):
+            entry = self._lookup(module)
+            is_wrapper = unwrapped(module) is not module
             has_wrappers = has_wrappers or is_wrapper
-            if part is not model and not is_wrapper:
-                if module is None:
-                    module = ModuleEntry(weakref.ref(part), class_name(part))
-                    self._entries[id(part)] = module
-                    self._met.append(module)
-                elif module in self._roots:
-                    self._roots.remove(module)  # it ran on its own before, and is part of a larger model
-                if module.root not in self._roots or module.root is root:  # else shared with a model met before
-                    module.path = without_wrappers(path) if has_wrappers else path
-                    module.root, module.position = root, position
-            if module is not None:
-                yield part, module
+            if module is not model and not is_wrapper:
+                if entry is None:
+                    entry = self._entries[id(module)] = ModuleEntry(weakref.ref(module), class_name(module))
+                    self._met.append(entry)
+                elif entry in self._roots:
+                    self._roots.remove(entry)  # it was called on its own before
+                if entry.root not in self._roots or entry.root is root:  # else an earlier model shares it
+                    entry.path = without_wrappers(path) if has_wrappers else path
+                    entry.root, entry.position = root, position
+            if entry is not None:
+                placed.append((module, entry))
+        self._parameters.read(model, placed)
 
     def running(self) -> ModuleEntry | None:
         """Return the module that runs in this thread; in backward, the module that made the running node in forward."""
@@ -242,7 +239,7 @@ class Modules:
         return bool(self.own.calls.open)
 
     def meshes(self) -> list[DeviceMesh]:
-        """Return the meshes of all parameters."""
+        """Return the meshes on which parameters are."""
         with self._lock:
             return self._parameters.meshes()
 
@@ -253,15 +250,15 @@ class Modules:
 
     def in_order(self) -> Iterator[ModuleEntry]:
         """Yield all modules, each model's in the order of ``named_modules``, parents before children."""
-        parts: dict[int, list[ModuleEntry]] = {}
+        inner: dict[int, list[ModuleEntry]] = {}
         with self._lock:
             met, roots = list(self._met), list(self._roots)
         for module in met:
             if module.root is not None:
-                parts.setdefault(id(module.root), []).append(module)
+                inner.setdefault(id(module.root), []).append(module)
         for root in roots:
             yield root
-            yield from sorted(parts.get(id(root), ()), key=lambda module: module.position)
+            yield from sorted(inner.get(id(root), ()), key=lambda module: module.position)
 
     def parameters(self) -> list[ParameterRecord]:
         """Return all parameters of all models, in the order of their modules."""

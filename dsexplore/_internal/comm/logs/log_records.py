@@ -121,7 +121,7 @@ class LogRecording(Recording):
         call = issued.label
         if not isinstance(call, LoggedCall) or not call.is_wanted:
             return
-        if call.ops is not None and issued.messages[0][0] not in call.ops:
+        if call.ops is not None and issued.messages[0].op not in call.ops:
             return
         if call.spelling.is_custom and is_collective(issued):
             return  # `CommsLogger.begin_custom` has added the line of the call
@@ -168,7 +168,7 @@ class Record(NamedTuple):
     @property
     def op(self) -> str:
         """Plain op, such as ``all_gather``; ``switched_off:<op>`` or the name of a user's function."""
-        return self.message[0]
+        return self.message.op
 
     @property
     def name(self) -> str:
@@ -188,17 +188,17 @@ class Record(NamedTuple):
     @property
     def bytes(self) -> int:
         """Message bytes."""
-        return self.message[1]
+        return self.message.nbytes
 
     @property
     def dtype(self) -> torch.dtype | None:
         """Dtype of the tensor that the message bytes count."""
-        return self.message[2]
+        return self.message.dtype
 
     @property
     def shape(self) -> Sequence[int]:
         """Shape of the tensor that the message bytes count."""
-        return self.message[3]
+        return self.message.shape
 
     @property
     def group(self) -> Group:
@@ -287,10 +287,10 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
 
 def _members(issued: Issued, calls: Sequence[LoggedCall | None]) -> Iterator[Record]:
     """Yield a line for each message of a coalesced collective that is to be logged, with its share of the time."""
-    total = sum(message[1] for message in issued.messages)
+    total = sum(message.nbytes for message in issued.messages)
     for message, member in zip(issued.messages, calls, strict=False):
         if member is not None and member.is_wanted:
-            share = message[1] / total if total else 1 / len(issued.messages)
+            share = message.nbytes / total if total else 1 / len(issued.messages)
             yield Record(issued, member, message, share)
 
 
@@ -300,8 +300,8 @@ def joined_collectives(call: LoggedCall) -> Issued:
         issued.read_clock()
     joined: Issued = copy(call.issued[-1])
     joined.start = call.issued[0].start
-    size = sum(message[1] for issued in call.issued for message in issued.messages)
-    joined.messages = [(call.spelling.op, size, torch.uint8, ())]
+    size = sum(message.nbytes for issued in call.issued for message in issued.messages)
+    joined.messages = [Message(call.spelling.op, size, torch.uint8, ())]
     return joined
 
 

@@ -218,7 +218,7 @@ class CommsLogger(LogContent):
 
     def label_of(self, issued: Issued) -> LoggedCall:
         """Return the label of a running collective that another layer issued; see `issuing_layer`."""
-        op = issued.messages[0][0] if issued.messages else issued.raw_op
+        op = issued.messages[0].op if issued.messages else issued.raw_op
         caller = caller_of(op)
         name = caller.name
         if self._config.debug:
@@ -307,7 +307,7 @@ class CommsLogger(LogContent):
             group_size: number of ranks of the process group; None for the world.
         """
         group = _group_of_size(group_size)
-        message: Message = (plain_op(raw_name), msg_size, None, ())
+        message = Message(plain_op(raw_name), msg_size, None, ())
         issued = Issued(OWN_OP + raw_name, [message], group, group.own_rank, Origin("other", None, None, ()))
         issued.end = self.clock() + self.epoch
         issued.start = issued.end - max(1, round(latency * 1e6))
