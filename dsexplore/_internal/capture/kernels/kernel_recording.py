@@ -6,16 +6,15 @@ recording asks for costs. Ops with the same segment, module, phase, name, dtype 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from itertools import chain, takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -23,9 +22,13 @@ from dsexplore._internal.capture.collectives.issued_collective import Issued
 from dsexplore._internal.capture.collectives.ops import tensors_in
 from dsexplore._internal.capture.kernels import op_costs
 from dsexplore._internal.capture.kernels.fused_tensors import can_be_fused
-from dsexplore._internal.capture.kernels.held_storage import Use
-from dsexplore._internal.capture.kernels.kernel_sums import FusedKernel, KernelSums
-from dsexplore._internal.capture.kernels.live_memory import LiveMemory
+from dsexplore._internal.capture.kernels.kernel_sums import FusedKernel, KernelRow, KernelSums, Segment
+from dsexplore._internal.capture.kernels.live_memory import (
+    LiveMemory,
+    dense_tensors_of,
+    is_weight,
+    use_before_recording,
+)
 from dsexplore._internal.capture.kernels.op_costs import OpCost, cost_of, dense_tensors, read_op
 from dsexplore._internal.capture.kernels.watched_ops import WatchedOps
 from dsexplore._internal.capture.modules.compiled_modules import CompiledModules
@@ -44,29 +47,6 @@ _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 """The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
 """The ops by which FSDP2 copies parameters and gradients to and from the buffers of its collectives."""
-
-
-class Segment(NamedTuple):
-    """The work between two collectives, waits, changes of the phase or ends of steps."""
-
-    step: int
-    collectives: int
-    """Number of collectives issued before it."""
-    phase: Phase
-    """Phase of its last op."""
-    module: ModuleEntry | None
-    """Module of its last op."""
-
-
-class KernelRow(NamedTuple):
-    """Equal ops of one segment."""
-
-    segment: int
-    phase: Phase
-    cost: OpCost
-    """The ops' kind, name, dtype and shape; its FLOPs and bytes are 0."""
-    sums: KernelSums
-    """Their module, number, FLOPs and bytes."""
 
 
 class KernelRecording:
@@ -140,7 +120,7 @@ class KernelRecording:
         self._node = (None, None)
 
     def mark(self, label: Any) -> None:
-        """Split the current segment and label its second half, so that readers of `marks` can tell both halves apart."""
+        """Split the current segment and label its second half, so that readers of `marks` know both halves."""
         if len(self.issued) != self._seen or len(self.steps) != self._step:
             self._meet_collectives()
         self._continued = self._continued or bool(self._segment)
@@ -166,7 +146,7 @@ class KernelRecording:
         """Count the dispatch of an op on DTensors, which takes CPU time."""
         phase, module = self._where()
         self._add(_DISPATCH, phase, module).count += 1
-        self.memory.met(_held_by(filter(_is_weight, tensors_in(given))), "parameters")
+        self.memory.met(dense_tensors_of(filter(is_weight, tensors_in(given))), "parameters")
         if not self.paused:
             self.differing.met(given, (phase, module), read_op(func).name, self._step)
 
@@ -218,7 +198,7 @@ class KernelRecording:
         held = dense_tensors([tensor])
         if self.memory.holds_all(held):
             return
-        use = _use_before(tensor, phase)
+        use = use_before_recording(tensor, phase)
         is_newer = not tensor.dim() or self._has_updated or bool(self.steps)
         if use in ("inputs", "gradients") and is_newer:
             self.memory.made(held, use)
@@ -269,7 +249,7 @@ class KernelRecording:
         for entry in new:
             model = entry.reference()
             if model is not None:
-                held = _held_by(chain(nn.Module.parameters(model), nn.Module.buffers(model)))
+                held = dense_tensors_of(chain(nn.Module.parameters(model), nn.Module.buffers(model)))
                 self.memory.met(held, "parameters")
                 self.memory.assign(held, "parameters")
 
@@ -337,8 +317,8 @@ class KernelRecording:
         self._optimizing += 1
         self._end_segment()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.memory.assign(_held_by(parameters), "parameters")
-        self.memory.assign(_held_by(parameter.grad for parameter in parameters), "gradients")
+        self.memory.assign(dense_tensors_of(parameters), "parameters")
+        self.memory.assign(dense_tensors_of(parameter.grad for parameter in parameters), "gradients")
         self.differing.check_gradients(optimizer, self.modules.place_of, self._step)
 
     def _after_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -346,7 +326,7 @@ class KernelRecording:
         self._optimizing -= 1
         self._has_updated = True
         states = [value for state in optimizer.state.values() for value in state.values()]
-        self.memory.assign(_held_by(states), "optimizer")
+        self.memory.assign(dense_tensors_of(states), "optimizer")
         self.differing.check_parameters(optimizer, self.modules.place_of, self._step)
 
 
@@ -392,9 +372,7 @@ def _met(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 PATCHES: tuple[Entry, ...] = (
     Patch(TO_LOCAL, "the DTensor's placements say among which ranks its result differs", _met, by_code=True),
-    Patch(
-        PROPAGATE_TENSOR_META, "the program does not run the op that it calls on tensors of global shape", _uncounted
-    ),
+    Patch(PROPAGATE_TENSOR_META, "the program does not run the ops that it calls on global shapes", _uncounted),
     Patch(INPUT_PLACEHOLDER, "its copies take no memory and no time of a device", _uncounted, on_import=True),
     Patch(RESIZE_STORAGE, "FSDP2 frees gathered parameters by it, which no dispatch mode sees", _followed),
 )
@@ -403,28 +381,3 @@ PATCHES: tuple[Entry, ...] = (
 
 _DISPATCH = OpCost("dispatch", "DTensor", "")
 _WAIT = OpCost("wait", "wait", "")
-
-
-def _is_weight(tensor: torch.Tensor) -> bool:
-    """Return True for a parameter, frozen or not, and for a leaf that requires a gradient."""
-    return isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
-
-
-def _use_before(tensor: torch.Tensor, phase: Phase) -> Use:
-    """Return the use of a tensor made before the recording, judged by the phase of the first op that uses it."""
-    if phase == "optimizer":
-        return "optimizer"
-    if _is_weight(tensor):
-        return "parameters"
-    return "gradients" if phase == "backward" else "inputs"  # in backward, these are DDP's buckets
-
-
-def _held_by(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the dense tensors that hold the data of tensors, such as a DTensor's local one; omit other values."""
-    held: list[torch.Tensor] = []
-    for value in values:
-        if hasattr(type(value), "__tensor_flatten__"):
-            held += _held_by(getattr(value, name) for name in value.__tensor_flatten__()[0])
-        elif isinstance(value, torch.Tensor) and not is_lazy(value):
-            held += dense_tensors([value])
-    return held

@@ -1,14 +1,16 @@
-"""Sums over equal ops, and over the ops that a compiler would fuse into one kernel."""
+"""Rows of equal ops and their sums, the segments that they are in, and the kernels that a compiler would fuse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from dsexplore._internal.capture.kernels import op_costs
 from dsexplore._internal.capture.kernels.op_costs import OpCost
 from dsexplore._internal.capture.modules.module_entry import ModuleEntry
+from dsexplore._internal.trace.schema import Phase
 
 
 class KernelSums:
@@ -25,6 +27,29 @@ class KernelSums:
         self.module = module
         self.waits_for = waits_for
         self.count = self.flops = self.read = self.written = self.fused_bytes = self.fused_count = 0
+
+
+class Segment(NamedTuple):
+    """The work between two collectives, waits, changes of the phase or ends of steps."""
+
+    step: int
+    collectives: int
+    """Number of collectives issued before it."""
+    phase: Phase
+    """Phase of its last op."""
+    module: ModuleEntry | None
+    """Module of its last op."""
+
+
+class KernelRow(NamedTuple):
+    """Equal ops of one segment."""
+
+    segment: int
+    phase: Phase
+    cost: OpCost
+    """The ops' kind, name, dtype and shape; its FLOPs and bytes are 0."""
+    sums: KernelSums
+    """Their module, number, FLOPs and bytes."""
 
 
 class FusedKernel:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from dsexplore._internal.capture.kernels.fused_tensors import FusedTensors
 from dsexplore._internal.capture.kernels.held_storage import USES, Held, Use
+from dsexplore._internal.capture.kernels.op_costs import dense_tensors
 from dsexplore._internal.torch_internals.tensors import storage_number
+from dsexplore._internal.trace.schema import Phase
 
 _BEFORE = -1
 """Segment of storages that existed before the recording."""
@@ -202,3 +206,28 @@ class LiveMemory:
 def _move(levels: dict[Use, int], before: Use, use: Use, size: int) -> None:
     levels[before] -= size
     levels[use] += size
+
+
+def is_weight(tensor: torch.Tensor) -> bool:
+    """Return True for a parameter, frozen or not, and for a leaf that requires a gradient."""
+    return isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
+
+
+def use_before_recording(tensor: torch.Tensor, phase: Phase) -> Use:
+    """Return the use of a tensor made before the recording, judged by the phase of the first op that uses it."""
+    if phase == "optimizer":
+        return "optimizer"
+    if is_weight(tensor):
+        return "parameters"
+    return "gradients" if phase == "backward" else "inputs"  # in backward, these are DDP's buckets
+
+
+def dense_tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the dense tensors that hold the data of tensors, such as a DTensor's local one; omit other values."""
+    held: list[torch.Tensor] = []
+    for value in values:
+        if hasattr(type(value), "__tensor_flatten__"):
+            held += dense_tensors_of(getattr(value, name) for name in value.__tensor_flatten__()[0])
+        elif isinstance(value, torch.Tensor) and not is_lazy(value):
+            held += dense_tensors([value])
+    return held
