@@ -86,7 +86,7 @@ def test_a_node_belongs_to_the_innermost_call_at_or_before_its_number() -> None:
 
 
 def test_the_older_half_of_very_many_boundaries_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 4)
+    monkeypatch.setattr(autograd_nodes, "_MAX_BOUNDARIES", 4)
     calls = ThreadCalls()
     for number, name in ((0, "first"), (10, "second"), (20, "third"), (30, "fourth")):
         calls.add_boundary(number, call(name))
@@ -101,7 +101,7 @@ def test_the_older_half_of_very_many_boundaries_is_forgotten(monkeypatch: pytest
 
 
 def test_no_call_is_looked_up_while_boundaries_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 1)
+    monkeypatch.setattr(autograd_nodes, "_MAX_BOUNDARIES", 1)
     calls = ThreadCalls()
     for number in (0, 10):
         calls.add_boundary(number, NO_CALL)

@@ -1,7 +1,7 @@
-"""The kind of each frame of a Python stack: the user's line, a module's call, autograd, an optimizer, FSDP, DTensor, …
+"""Classifies the frames of a Python stack: the user's line, a module's call, autograd, an optimizer, FSDP, DTensor, …
 
-Frames are classified by file and function name, once per code object, so that code that torch.compile has rewritten
-is recognized too. `stack_reading` draws conclusions from them.
+Frames are classified by file and function name, once per code object. That also works for code that torch.compile has
+rewritten. `stack_reading` draws conclusions from the kinds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dsexplore._internal.torch_internals.frames import (
 from dsexplore._internal.user_code import INSTALLED, STANDARD_LIBRARY
 
 USER: Final = 100  # the program, and packages that it uses
-USER_HOOK: Final = 101  # a function of the program with a parameter "bucket", as DDP calls its hooks
-USER_SAVES: Final = 102  # a function of the program, or of a package, that is called as those are that save and load
+USER_HOOK: Final = 101  # a function of the program with a parameter "bucket", as the hooks of DDP have
+USER_SAVES: Final = 102  # a function of the program or a package that saves or loads a state, by its name
 OF_CALLER: Final = (USER, USER_HOOK, USER_SAVES)
 """Code that calls torch: the user's, or a package's such as transformers; `user_code` tells them apart."""
 
@@ -41,30 +41,33 @@ _SAVES = {
     *("state_dict", "load_state_dict", "consolidate_state_dict", "save_pretrained", "save_16bit_model"),
     *(f"{verb}_{what}" for verb in ("save", "load") for what in ("checkpoint", "model", "state")),
 }
+"""Names of functions that save or load a state."""
 
 _STANDARD_LIBRARY = tuple(folder + os.sep for folder in STANDARD_LIBRARY)
 _INSTALLED = tuple(folder + os.sep for folder in INSTALLED)
 _PACKAGE = str(Path(__file__).parents[3]) + os.sep
 _ENGINES = ("deepspeed", "megatron.core", "numpy")
-"""Packages whose lines are not the user's, like torch's own: they call the user's model and communicate for it, or, as
-numpy, read tensors for it, such as those that index an array."""
+"""Packages whose lines are not the user's: they call the user's model and communicate for it. numpy calls back into
+torch when it converts tensors."""
 
 kinds: dict[int, int] = {}
-"""The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
+"""{identity of a code object: its kind}; not by the object, as its hash reads all of its bytecode."""
 _TO_AUTOGRAD = 3
-"""Number of frames between an op's kernel and torch's autograd, which calls that of a functional op."""
+"""Number of frames between the kernel of a functional op and torch's autograd, which calls it."""
 _MOST_LINES = 10_000
+"""Number of lines that `UserLines` remembers; a program with more creates code as it runs."""
 _references: dict[int, weakref.ref[CodeType]] = {}
-"""Weak references to code objects: one that is freed leaves `kinds`, because identities are used again."""
+"""{identity of a code object: weak reference}. Its callback removes a freed object's kind, as identities are reused."""
 
 
 def kind_of(code: CodeType) -> int:
-    """Return the kind of a code object, one of the constants above."""
+    """Return the kind of a code object: `USER`, …, or one of `torch_internals.frames`."""
     kind = kinds.get(id(code))
     return _remember(code, _classify(code)) if kind is None else kind
 
 
 def _remember(code: CodeType, kind: int) -> int:
+    """Set the kind of a code object until it is freed, and return the kind."""
     key = id(code)
 
     def forget(_reference: weakref.ref[CodeType]) -> None:
@@ -77,7 +80,7 @@ def _remember(code: CodeType, kind: int) -> int:
 
 
 def kind_of_issuer(frame: FrameType | None) -> int:
-    """Return the kind of the code that issued the op dispatched at `frame`, itself or by C++ code that it called."""
+    """Return the kind of the code that issued the op dispatched at `frame`, directly or by C++ code that it called."""
     while frame is not None:
         kind = kind_of(frame.f_code)
         if kind != PLUMBING:
@@ -102,11 +105,12 @@ def meaningful(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
 
 
 def threads_in_engine() -> set[int]:
-    """Return the threads that wait in autograd's engine for a backward they called."""
+    """Return the identifiers of threads that wait in autograd's engine for a backward that they called."""
     return {thread for thread, frame in sys._current_frames().items() if kind_of(frame.f_code) == ENGINE}
 
 
 def _classify(code: CodeType) -> int:
+    """Return the kind of a code object by its file, its name and its parameters."""
     file, name = code.co_filename, code.co_name
     if name == "__torch_dispatch__":
         return PLUMBING
@@ -126,25 +130,25 @@ def _classify(code: CodeType) -> int:
 
 
 def _is_plumbing(file: str) -> bool:
-    """Return True if a file is part of the standard library, or the one that torch's decorators run in."""
+    """Return True for files of the standard library and for ``typing_extensions``, which torch's decorators run in."""
     if file.endswith("typing_extensions.py"):
         return True
     return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
 
 
 def _is_of_engine(file: str) -> bool:
-    """Return True if a file belongs to one of the packages of `_ENGINES` that this process has imported."""
+    """Return True for files of the packages of `_ENGINES` that this process has imported."""
     packages = (sys.modules.get(name) for name in _ENGINES)
     return any(file.startswith(folder + os.sep) for package in packages for folder in getattr(package, "__path__", ()))
 
 
 def mark_start_up(code: CodeType) -> None:
-    """Classify a function as one that sends before the first step."""
+    """Classify a function as one that communicates before the first step."""
     _remember(code, START_UP)
 
 
 def mark_module_call(code: CodeType) -> None:
-    """Classify a function as one that calls a module: the recorder's own."""
+    """Classify a function of the recorder as one that calls a module."""
     _remember(code, MODULE_CALL)
 
 
@@ -159,23 +163,23 @@ def inside_compiled() -> bool:
 
 
 def caller_of_op(frames: int) -> FrameType:
-    """Return the frame to read the stack of a collective from: outside the observer of its op, and torch's autograd.
+    """Return the frame from which to read the stack of a collective: outside the op's observer and torch's autograd.
 
-    Python allocates an object for each frame that is looked at, and frees it when the frame ends. So the frames of
-    torch's autograd between a functional op without gradient and its kernel are skipped.
+    Python allocates an object for each frame that is read. So the frames of torch's autograd between a functional op
+    without gradient and its kernel are skipped.
 
     Args:
-        frames: number of frames from the caller of this function out to the observer's outermost one.
+        frames: the number of frames from the caller of this function out to the observer's outermost frame.
     """
     try:
         frame = sys._getframe(1 + frames + _TO_AUTOGRAD)
-    except ValueError:  # called from C++ in a thread of its own
+    except ValueError:  # the stack is shorter: C++ code called the op in its own thread
         return sys._getframe(1 + frames)
     return frame if frame.f_code is AUTOGRAD_OF_OP else sys._getframe(1 + frames)
 
 
 def is_warm_up() -> bool:
-    """Return True while a pipeline's stages run once to learn shapes."""
+    """Return True while a pipeline runs its stages once to learn shapes."""
     return _SCHEDULES in sys.modules and any(kind == PIPELINE_WARM_UP for kind, _ in meaningful(sys._getframe(1)))
 
 
@@ -190,21 +194,24 @@ def user_lines(frame: FrameType | None, depth: int) -> Sources:
 
 
 class UserLines:
-    """Finds the user's lines of frames, and gives the same object for the same line: a program has few of them that
-    call a module, and Python's garbage collector has to look at each object."""
+    """Finds the user's lines of frames, and returns the same object for the same line.
+
+    A program calls modules on few lines, and each further object would cost Python's garbage collector time.
+    """
 
     def __init__(self) -> None:
         self._cache: dict[tuple[int, int], Sources] = {}
-        """By the identity of the code, which is kept alive, and the offset of the instruction."""
+        """{(identity of the code, offset of the instruction): line}; the line keeps the code alive."""
 
     def innermost(self, frame: FrameType | None) -> Sources:
         """Return the innermost line of the user's code, searching outward from a frame; empty if there is none."""
-        if len(self._cache) >= _MOST_LINES:  # a program that makes code as it runs
+        if len(self._cache) >= _MOST_LINES:
             self._cache.clear()
         line = user_lines(frame, 1)
-        for code, offset in line:
-            return self._cache.setdefault((id(code), offset), line)
-        return line
+        if not line:
+            return line
+        code, offset = line[0]
+        return self._cache.setdefault((id(code), offset), line)
 
     def release(self) -> None:
         """Drop all references to the program's code."""

@@ -1,8 +1,8 @@
-"""Where callbacks of futures come from: ``then`` and ``add_done_callback`` of a work's future.
+"""Keeps the origin of callbacks that a program gives to a work's future, by ``then`` or ``add_done_callback``.
 
-A backend runs them in a thread of its own, once the work is done. Nothing on that thread's stack says which module the
-callback is for: PowerSGD's second all_reduce, which DDP's hook asks for in this way, was issued by no module and no
-line. So the origin of the call that gave the callback is kept with it.
+A backend runs callbacks in its own thread, once the work is done. That thread's stack does not show which module and
+line a callback belongs to. For example, DDP's PowerSGD hook issues its second all_reduce in a callback. So the origin
+of the call that registered the callback is kept with it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ from dsexplore._internal.torch_internals.process_groups import FUTURE_METHODS
 
 
 class _RunningCallback(threading.local):
+    """The callback that runs in this thread."""
+
     origin: Origin | None = None
+    """The origin of the call that registered it; None while no callback runs."""
 
 
 _running = _RunningCallback()
 
 
 class _OriginReader:
-    """Reads the origin of what is issued inside of a frame."""
+    """Reads the origin of collectives that are issued inside a frame."""
 
     def __init__(self, read: Callable[[FrameType], Origin]) -> None:
         self.read = read
 
 
 def observe_callbacks(read: Callable[[FrameType], Origin]) -> Callable[[], None]:
-    """Keep with each callback where in the program it was given to its future.
+    """Keep the origin of each callback that is registered from now on.
 
     Args:
-        read: returns the origin of what is issued inside of a frame; called for each callback.
+        read: returns the origin of collectives that are issued inside a frame; called for each callback.
 
     Returns:
-        a function that ends this; callbacks that were given before it still know their origin.
+        A function that ends this; callbacks that were registered before still have their origin.
     """
     patches = Patches()
     install_all(PATCHES, {"always"}, patches, Parts(_OriginReader(read)))
@@ -49,18 +52,19 @@ def observe_callbacks(read: Callable[[FrameType], Origin]) -> Callable[[], None]
 
 
 def _keeping_origin(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a method that registers a callback to keep the callback's origin."""
     reader = parts[_OriginReader]
 
     @wraps(original)
     def method(future: Any, callback: Callable[[Any], Any]) -> Any:
         try:
             origin = reader.read(sys._getframe(1))
-        except Exception:  # the callback's collectives are then without an origin, as without a recording
+        except Exception:  # an error must not reach the program; the callback has no origin then
             return original(future, callback)
         thread = get_ident()
 
         def called(done: Any) -> Any:
-            if get_ident() == thread:  # its stack says it all
+            if get_ident() == thread:  # the stack shows the origin
                 return callback(done)
             before, _running.origin = _running.origin, origin
             try:
@@ -74,25 +78,26 @@ def _keeping_origin(original: Callable[..., Any], parts: Parts) -> Callable[...,
 
 
 PATCHES: tuple[Entry, ...] = tuple(
-    Patch(name, "the thread that runs a callback does not know who gave it", _keeping_origin) for name in FUTURE_METHODS
+    Patch(name, "a callback's thread does not show who registered the callback", _keeping_origin)
+    for name in FUTURE_METHODS
 )
 """Functions that are replaced while callbacks are observed."""
 
 
 def with_callback(origin: Origin, depth: int) -> Origin:
-    """Complete the origin of what a callback issues in a backend's thread by the callback's own origin.
+    """Complete the origin of a collective that a callback issues by the callback's own origin.
 
     Args:
-        origin: that the stack shows.
-        depth: how many of the user's lines to name.
+        origin: the origin that the stack shows.
+        depth: the maximum number of the user's lines.
     """
-    given = _running.origin
-    if given is None or origin.trigger is not None:
+    registered = _running.origin
+    if registered is None or origin.trigger is not None:
         return origin
     return origin._replace(
-        phase=given.phase,
-        trigger=given.trigger,
-        owner=origin.owner or given.owner,
-        sources=(origin.sources + given.sources)[:depth],
-        cause=origin.cause or given.cause,
+        phase=registered.phase,
+        trigger=registered.trigger,
+        owner=origin.owner or registered.owner,
+        sources=(origin.sources + registered.sources)[:depth],
+        cause=origin.cause or registered.cause,
     )

@@ -1,4 +1,4 @@
-"""`Origins`: the part of a stack reading that a recording keeps, with the modules of the program in it."""
+"""`Origins` turns the reading of a stack into the origin of a collective, which a recording can keep."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dsexplore._internal.torch_internals.autograd import AccumulateGrad, current
 from dsexplore._internal.torch_internals.ddp import is_replicated
 
 _CACHE_SIZE = 10_000
+"""Number of different origins that are shared; a program with more creates code as it runs."""
 _AT_ONCE = 64
-"""How many collectives wait until their origins are shared. What is read for that has left the processor's caches
-between two collectives of a program; for many at a time it is read once."""
+"""Number of collectives whose origins are shared together, which uses the processor's caches better than one by one."""
 
 
 class Origins:
-    """Makes the origin of a collective of what its stack shows.
+    """Makes the origin of a collective from the reading of its stack.
 
     Args:
-        modules: those met so far; a module whose call was not observed is added.
-        groups: those met so far; the mesh of a redistribute is added.
+        modules: the modules met so far; a module whose call was not observed is added.
+        groups: the groups met so far; the mesh of a redistribute is added.
     """
 
     def __init__(self, modules: Modules, groups: Groups) -> None:
@@ -47,9 +47,9 @@ class Origins:
         """Return the part of a stack reading that a recording keeps.
 
         Args:
-            reading: of the stack.
-            stage: the pipeline stage that sends or receives, if known.
-            shape: of the tensor that is sent.
+            reading: the reading of the stack.
+            stage: the module of the pipeline stage that sends or receives; None if there is none.
+            shape: shape of the tensor that is sent.
         """
         modules, cause, redistribute = self._modules, reading.cause, None
         before, after = reading.before, reading.after
@@ -81,13 +81,13 @@ class Origins:
         return with_callback(origin, reading.depth)
 
     def here(self, depth: int, frame: FrameType) -> Origin:
-        """Return the origin of what is issued inside of a frame, with so many of the user's lines."""
+        """Return the origin of collectives that are issued inside a frame, with at most `depth` of the user's lines."""
         return self.of(read_stack(depth, frame, self._modules))
 
     def _find_owner(self, reading: StackReading) -> ModuleEntry | None:
-        """Return the module that the stack names as the owner; None if it names none.
+        """Return the module that the stack shows as the owner; None if it shows none.
 
-        ``replicate`` makes a DDP of bare parameters: the module that it was applied to stands for that.
+        ``replicate`` wraps a bare list of parameters in DDP: the owner is then the module that it was applied to.
         """
         owner = reading.owner
         if isinstance(owner, DistributedDataParallel) and isinstance(getattr(owner, "module", None), nn.ParameterList):
@@ -95,12 +95,12 @@ class Origins:
         return self._modules.find(owner) if owner is not None else None
 
     def _owner_of_bucket(self, reading: StackReading, trigger: ModuleEntry | None, elements: int) -> ModuleEntry | None:
-        """Return the module that reduces gradients of several parameters at once; None where one parameter's are sent.
+        """Return the module that reduces gradients of several parameters at once; None if only one's are sent.
 
         Args:
-            reading: in backward.
-            trigger: the module of the parameter whose gradient came last.
-            elements: how many are sent.
+            reading: the reading of the stack, in backward.
+            trigger: the module of the parameter whose gradient was computed last.
+            elements: the number of elements that are sent.
         """
         node = current_node()
         if node is not None and not isinstance(node, AccumulateGrad):
@@ -112,36 +112,35 @@ class Origins:
         return trigger.root if trigger is not None else None
 
     def share_soon(self, issued: Issued) -> None:
-        """Share the origin of a collective with the next ones, as `share` does."""
+        """Share the origin of a collective together with those of the next ones, see `share`."""
         self._waiting.append(issued)
         if len(self._waiting) >= _AT_ONCE:
             self.share()
 
     def share(self) -> None:
-        """Replace equal origins of all waiting collectives by one object."""
+        """Replace equal origins of all waiting collectives by one object, so that tables are made of few origins."""
         waiting, self._waiting = self._waiting, []
         for collective in waiting:
             collective.origin = self._shared(collective.origin)
 
     def _shared(self, origin: Origin) -> Origin:
-        """Return one shared origin for all equal ones: a program issues few kinds, each in every step."""
-        if len(self._by_content) >= _CACHE_SIZE:  # a program that makes code as it runs
+        """Return the shared object for an origin."""
+        if len(self._by_content) >= _CACHE_SIZE:
             self._forget()
         phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object = origin
         if redistribute is not None:
             redistribute = self._redistributes.setdefault(redistribute, redistribute)
         sources = self._shared_sources(sources)
-        # Quickly hashed: hashing placements calls Python.
+        # By identity, as hashing placements is slow.
         content = phase, id(trigger), id(owner), id(sources), cause, id(redistribute), is_implicit, is_object
         shared = self._by_content.get(content)
         if shared is None:
-            shared = Origin(phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object)
-            self._by_content[content] = shared
+            shared = self._by_content[content] = origin._replace(sources=sources, redistribute=redistribute)
         return shared
 
     def _shared_sources(self, sources: Sources) -> Sources:
-        """Return one shared tuple for equal lines."""
-        lines: tuple[int, ...] = ()  # quickly hashed: hashing a code object reads all of its bytecode
+        """Return the shared tuple for lines."""
+        lines: tuple[int, ...] = ()  # by identity, as the hash of a code object reads all of its bytecode
         for code, offset in sources:
             lines += id(code), offset
         return self._sources.setdefault(lines, sources)
@@ -157,7 +156,7 @@ class Origins:
         self._sources.clear()
 
     def _called_unobserved(self, reading: StackReading) -> ModuleEntry | None:
-        """Return the module of an unobserved call: compiled, or begun before the recording."""
+        """Return the module whose call was not observed, as it is compiled or began before the recording."""
         module = reading.module
         if module is None:
             return None

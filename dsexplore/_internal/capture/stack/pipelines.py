@@ -1,8 +1,8 @@
-"""The stage that a pipeline schedule sends or receives for, and the direction.
+"""Finds the stage and the phase for which a pipeline schedule sends or receives.
 
 A schedule sends and receives between its calls of the stages' modules, so no module is running then. The schedule's
-own variables show which stage a message belongs to: it sends the result of the action that it performs, and it receives
-into a buffer that one of its stages holds for an activation or for a gradient.
+local variables show which stage a message belongs to: it sends the result of its current action, and it receives into a
+buffer that one of its stages holds for an activation or a gradient.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from dsexplore._internal.trace.schema import Phase
 
 
 def place(reading: StackReading, op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
-    """Return the stage's module and the phase of a collective that a pipeline schedule issues; no module for FSDP's.
+    """Return the stage's module and the phase of a collective that a pipeline schedule issues.
 
     Args:
-        reading: of the stack, with the variables of a schedule's frames.
-        op: as `_message_origin` takes it.
-        args: the raw op's arguments.
+        reading: the reading of the stack, with the local variables of the schedule's frames.
+        op: the plain name of the collective.
+        args: the op's arguments.
+
+    Returns:
+        (module, phase). The module is None for FSDP's collectives, whose owner the stack shows, and if it is unknown.
     """
     if reading.owner is not None:
         return None, _fsdp_phase(reading.schedule, reading.cause)
@@ -42,11 +45,11 @@ def _message_origin(frames: Sequence[dict[str, Any]], op: str, args: Sequence[An
 
     Args:
         frames: local variables of the schedule's frames, innermost first.
-        op: ``send`` or ``recv``; anything else is not a message between stages.
-        args: the raw op's arguments; the first tensor among them is sent or received into.
+        op: ``send`` or ``recv``; other collectives are no messages between stages.
+        args: the op's arguments; the first tensor among them is sent or received into.
 
     Returns:
-        None and ``other`` if the schedule's variables do not tell.
+        (module, phase); (None, "other") if the schedule's variables do not show them.
     """
     stages = _stages(frames)
     if op == "recv":
@@ -59,15 +62,15 @@ def _message_origin(frames: Sequence[dict[str, Any]], op: str, args: Sequence[An
 def _fsdp_phase(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
     """Return the phase of FSDP's collectives that a schedule issues outside the stages' modules and autograd.
 
-    A schedule gathers a stage's parameters ahead of the stage's next computation, and reduces its gradients after the
+    A schedule gathers a stage's parameters before the stage's next computation, and reduces its gradients after the
     backward of the stage's last microbatch.
 
     Args:
         frames: local variables of the schedule's frames, innermost first.
-        cause: what FSDP was doing, ``"FSDP post_backward"``.
+        cause: the cause of the collective, ``"FSDP post_backward"``.
 
     Returns:
-        ``other`` if neither FSDP nor the schedule tells.
+        The phase; ``other`` if neither the cause nor the schedule shows it.
     """
     if cause.endswith("backward"):
         return "backward"
@@ -79,9 +82,10 @@ def _fsdp_phase(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
         return "other"
     schedule: Any = running["self"]
     for later in schedule.pipeline_order_with_comms[schedule.rank][running["time_step"] + 1 :]:
-        for part in getattr(later, "sub_actions", None) or (later,):
-            if part.stage_index == action.stage_index and part.computation_type.name in _COMPUTATIONS:
-                return _COMPUTATIONS[part.computation_type.name]
+        for sub_action in getattr(later, "sub_actions", None) or (later,):
+            computation = sub_action.computation_type.name
+            if sub_action.stage_index == action.stage_index and computation in _COMPUTATIONS:
+                return _COMPUTATIONS[computation]
     return "other"
 
 
@@ -91,7 +95,7 @@ _COMPUTATIONS: dict[str, Phase] = {
     "BACKWARD_INPUT": "backward",
     "BACKWARD_WEIGHT": "backward",
 }
-"""By the name of a schedule's action: the phase that it computes."""
+"""{computation type of a schedule's action: its phase}."""
 
 
 def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
@@ -124,23 +128,27 @@ def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Mod
             stage = next((local for local in stages if local.stage_index == action.stage_index), None)
             forward = action.computation_type.name in ("FORWARD", "SEND_F")
             return getattr(stage, "submod", None), "forward" if forward else "backward"
-        about = names.get("desc")
-        if about and len(stages) == 1:  # "fwd_send", "bwd_send", "fwd_send_bwd_recv", …
-            return stages[0].submod, "forward" if "fwd_send" in about else "backward"
+        description = names.get("desc")
+        if description and len(stages) == 1:  # "fwd_send", "bwd_send", "fwd_send_bwd_recv", …
+            return stages[0].submod, "forward" if "fwd_send" in description else "backward"
     return None, "other"
 
 
 def _storage(tensor: torch.Tensor | None) -> int | None:
-    """Return the id of the storage of a tensor, or of a DTensor's local tensor."""
+    """Return the number of the storage of a tensor, or of a DTensor's local tensor; None for None."""
     local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
     return storage_number(local.untyped_storage()) if local is not None else None
 
 
 def describe(frames: Sequence[dict[str, Any]]) -> str:
-    """Describe the schedule that calls the stages, as JSON; empty if there is none.
+    """Describe the schedule that calls the stages as JSON; empty if there is none.
 
-    Keys: ``schedule``, its class; ``microbatches``; ``stages``, of the whole pipeline; ``own``, the stages of this
-        rank; ``order``, the actions of each rank of the pipeline if the schedule has such a list.
+    Args:
+        frames: local variables of the schedule's frames, innermost first.
+
+    Returns:
+        An object with ``schedule``, the class; ``microbatches`` and ``stages``, the numbers of these in the pipeline;
+        ``own``, the stages of this rank; and ``order``, the actions of each rank, if the schedule lists them.
     """
     schedule: Any = next((names["self"] for names in frames if is_schedule(names.get("self"))), None)
     stages = _stages(frames)

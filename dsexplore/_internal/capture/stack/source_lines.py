@@ -1,4 +1,4 @@
-"""Lines of the user's program, and their files as a person knows them."""
+"""Lines of the user's program as text, with the names by which users know their files."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from types import CodeType
 from dsexplore._internal.user_code import INSTALLED
 
 Source = tuple[CodeType, int]
-"""Where a frame stands: its code, and the offset of the instruction, as ``f_lasti``. The line is looked up when a table
-is made, as Python reads the code's lines from the first one on to find it."""
+"""The code and the current instruction (``f_lasti``) of a frame. The line number is looked up when a table is made,
+since Python has to decode the code's line table for it."""
 Sources = tuple[Source, ...]
-"""The innermost first."""
+"""Lines of a stack, innermost first."""
 
 
-def source_texts(of_events: Iterable[Sources]) -> list[str]:
+def source_texts(sources_of_events: Iterable[Sources]) -> list[str]:
     """Return ``"train.py:12"`` for each event; several lines are joined by `` ← ``, innermost first."""
-    text_of: dict[tuple[int, int], str] = {}  # by the identity of the code: hashing one reads all of its bytecode
-    names: dict[str, str] = {}  # for this call only: a cell that is run again has another number
+    text_of: dict[tuple[int, int], str] = {}  # by identity, as the hash of a code object reads all of its bytecode
+    names: dict[str, str] = {}  # not kept between calls, as a notebook cell gets a new number when it runs again
     texts = []
-    for sources in of_events:
+    for sources in sources_of_events:
         lines = []
         for code, offset in sources:
             text = text_of.get((id(code), offset))
@@ -40,6 +40,7 @@ def source_text(code: CodeType, offset: int) -> str:
 
 
 def _line(code: CodeType, offset: int) -> int:
+    """Return the line number of an instruction; the first line of the code if it has none."""
     lines = (line for start, end, line in code.co_lines() if start <= offset < end)
     return next(lines, None) or code.co_firstlineno
 
@@ -47,8 +48,8 @@ def _line(code: CodeType, offset: int) -> int:
 def file_name(file: str) -> str:
     """Return the display name of a source file.
 
-    It is ``In[3]`` for a notebook cell, ``transformers/…/modeling_llama.py`` for a file of an installed package, and
-    the relative path for a file below the working directory.
+    It is ``In[3]`` for a notebook cell, and the path relative to its root for a file of an installed package
+    (``transformers/models/llama/modeling_llama.py``) or below the working directory.
     """
     cell = _cell_number(file)
     if cell is not None:

@@ -1,10 +1,8 @@
-"""Why a collective was issued, read off the Python stack at the moment it is issued.
+"""Reads off the Python stack why a collective is issued.
 
-Torch's own frames show which module is being called (hooks of the module included),
-whether autograd or an optimizer is running, which FSDP parameter group gathers, which DTensor op redistributes what to
-what, and whether the program asked for it.
-
-The stack is read once per collective, which takes some 20 microseconds; texts are made when a table is.
+Torch's own frames show which module is being called (by its hooks too), whether autograd or an optimizer is running,
+which FSDP parameter group gathers, which DTensor op redistributes, between which placements, and whether the program
+asked for that. The stack is read once per collective, which takes some 20 microseconds.
 """
 
 from __future__ import annotations
@@ -34,15 +32,17 @@ if TYPE_CHECKING:
     from dsexplore._internal.torch_internals.dtensor import DTensorSpec
 
 DDP_BUCKET = "DDP gradient bucket"
+"""The cause of collectives by which DDP reduces gradients."""
 DDP_UNUSED = "DDP unused parameters"
+"""The cause of the collective by which DDP finds parameters that no rank used."""
 
 
 @dataclass(slots=True, eq=False)
 class StackReading:
-    """The facts about one collective in the frames read so far. Refers to running frames, so it must not be kept."""
+    """What the frames read so far show about one collective. It refers to running frames, so it must not be kept."""
 
     depth: int
-    """Number of the user's lines to find."""
+    """The maximum number of the user's lines to find."""
     modules: Modules
     thread_calls: ThreadCalls
     """The module calls of this thread, as `module_calls` observed them."""
@@ -56,17 +56,18 @@ class StackReading:
     called: FrameType | None = None
     """Frame of the module call that runs, observed or not; None in backward."""
     backward: Backward | None = None
-    """The frame that runs the autograd node, where backward was called in this thread."""
+    """The backward that runs the autograd node, if this thread called it."""
     sources: Sources = ()
     """The user's lines, innermost first."""
     owner: nn.Module | None = None
-    """The module with the parameters that FSDP moves, or DDP at start-up."""
+    """The module whose parameters FSDP moves, or the DDP module at start-up."""
     reduced: nn.Module | None = None
     """The module whose flat parameter's gradient FSDP1 reduces."""
     hooked: nn.Module | None = None
-    """The module of the program whose method autograd has called, as a hook of a parameter or at the end of backward;
-    a function made in a method counts, too."""
+    """The module whose method autograd has called, as a hook of a parameter or at the end of backward. A function that
+    a method has defined counts too."""
     cause: str = ""
+    """What torch did, ``"FSDP pre_forward"``; empty if the program called the collective itself."""
     dtensor_op: str = ""
     """The innermost op on DTensors, ``aten.add``."""
     before: DTensorSpec | None = None
@@ -74,18 +75,19 @@ class StackReading:
     after: DTensorSpec | None = None
     """The spec after the innermost redistribute."""
     schedule: tuple[dict[str, Any], ...] = ()
-    """Local names of the pipeline schedule's frames, innermost first; see `pipelines`."""
+    """Local variables of the pipeline schedule's frames, innermost first; see `pipelines`."""
     batch_position: int = 0
     """1 for the first member of a batch of point-to-point operations, 2 for the later ones; 0 outside a batch."""
     is_implicit: bool = False
-    """True if DTensor redistributed what the program did not ask it to."""
+    """True if it is a redistribute that the program did not ask for."""
     in_redistribute_backward: bool = False
+    """True if it is the backward of a redistribute."""
     is_object: bool = False
-    """True if it is part of a collective of pickled objects."""
+    """True if it is part of an object collective, such as ``all_gather_object``."""
     is_blocking: bool = False
-    """True if ``send`` or ``recv`` was called, which wait; ``isend`` and ``irecv`` call the same op."""
+    """True for ``send`` and ``recv``, False for ``isend`` and ``irecv``, which call the same ops."""
     is_complete: bool = False
-    """True if frames further out have nothing to add."""
+    """True if frames further out cannot add anything."""
 
     @property
     def module(self) -> nn.Module | None:
@@ -94,7 +96,7 @@ class StackReading:
 
     @property
     def redistribute_reason(self) -> str:
-        """Op that needed a redistribute; ``redistribute`` where the program asked for it."""
+        """Op that needed the redistribute; ``redistribute`` if the program asked for it."""
         if self.is_implicit and self.dtensor_op:
             return self.dtensor_op
         return "redistribute backward" if self.in_redistribute_backward else "redistribute"
@@ -108,10 +110,13 @@ class StackReading:
     def attribute_to_node(self, called_here: bool) -> None:
         """Attribute the collective to the module call that made the running autograd node.
 
-        The line of that call comes first: ``loss.backward()`` alone would say nothing.
+        The line of that call comes first, as the line of ``loss.backward()`` does not tell modules apart.
+
+        Args:
+            called_here: whether backward is known to have been called in this thread.
         """
         self.call = self.modules.call_of_node(current_node(), called_here)
-        if self.call.module is None and self.reduced is not None:  # no module has a flat parameter as its own
+        if self.call.module is None and self.reduced is not None:  # `holder` finds no module for a flat parameter
             self.call = ModuleCall(self.modules.find(self.reduced))
         self.sources = self.call.sources + self.sources
 
@@ -120,9 +125,9 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
     """Read the stack of a collective that is about to be issued.
 
     Args:
-        depth: how many of the user's lines to find.
-        innermost: the innermost frame.
-        modules: the calls observed so far; most readings end at the innermost one.
+        depth: the maximum number of the user's lines to find.
+        innermost: the innermost frame to read.
+        modules: the modules and their calls observed so far; most readings end at the innermost call.
     """
     graph_task = current_graph_task()
     reading = StackReading(depth, modules, modules.own.calls, graph_task, "other" if graph_task == -1 else "backward")
@@ -142,22 +147,24 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
     if reading.before is None and not reading.cause:
         if reading.dtensor_op:
             reading.cause = reading.dtensor_op
-        else:  # only DDP's reducer calls c10d from C++
+        else:  # of torch's C++ code, only DDP's reducer calls c10d
             issuer = frame_kinds.kind_of_issuer(innermost)
             if graph_task != -1 and issuer == frames.ENGINE:
                 reading.cause = DDP_BUCKET
-            elif issuer == frames.DDP_FORWARD:  # once, before the second forward
+            elif issuer == frames.DDP_FORWARD:  # it rebuilds its buckets once, before the second forward
                 reading.cause, reading.phase = "DDP bucket order", "between steps"
     if graph_task == -1 and reading.phase == "other" and (not reading.cause or reading.is_implicit):
-        is_checkpoint = reading.is_object and torch.is_grad_enabled()  # an evaluation gathers objects without gradients
+        # An evaluation gathers objects without gradients, a checkpoint with gradients enabled.
+        is_checkpoint = reading.is_object and torch.is_grad_enabled()
         reading.phase = "other" if is_checkpoint else reading.thread_calls.outside
     return reading
 
 
 def _read_user(reading: StackReading, frame: FrameType) -> None:
+    """Add a line of the user, and note a module whose method autograd has called."""
     if reading.graph_task != -1 and not reading.phase_is_known and reading.hooked is None:
-        its_self = frame.f_locals.get("self")
-        reading.hooked = its_self if isinstance(its_self, nn.Module) else None
+        module = frame.f_locals.get("self")
+        reading.hooked = module if isinstance(module, nn.Module) else None
     if len(reading.sources) < reading.depth:
         reading.sources += ((frame.f_code, frame.f_lasti),)
     reading.is_complete = reading.phase_is_known and len(reading.sources) >= reading.depth
@@ -181,10 +188,10 @@ def _read_between_steps(reading: StackReading, _frame: FrameType) -> None:
 
 
 def _is_of(call: ModuleCall, frame: FrameType | None) -> bool:
-    """Return True if a frame of kind MODULE_CALL or OUTER_CALL belongs to a call that was observed.
+    """Return True if a frame of kind MODULE_CALL or OUTER_CALL belongs to an observed call.
 
-    The frame of `module_calls` is this one, or up to two further out: around torch's ``_wrapped_call_impl``, which
-    calls ``_call_impl``.
+    The frame of `module_calls` is this one, or one of the next two further out: it calls torch's
+    ``_wrapped_call_impl``, which calls ``_call_impl``.
     """
     for _ in range(3):
         if id(frame) == call.frame:
@@ -194,6 +201,7 @@ def _is_of(call: ModuleCall, frame: FrameType | None) -> bool:
 
 
 def _read_module_call(reading: StackReading, frame: FrameType) -> None:
+    """Set phase and call by the innermost module call; a call that was observed has the line further out."""
     if reading.phase_is_known:
         return
     reading.phase_is_known = True
@@ -208,6 +216,7 @@ def _read_module_call(reading: StackReading, frame: FrameType) -> None:
 
 
 def _read_engine(reading: StackReading, frame: FrameType) -> None:
+    """Attribute a collective in backward to its autograd node, and add the lines that called backward."""
     if not reading.phase_is_known and reading.graph_task != -1:
         reading.attribute_to_node(called_here=True)
         thread_calls = reading.thread_calls
@@ -227,7 +236,7 @@ def _read_backward(reading: StackReading, engine: FrameType) -> Backward:
 
 def _read_compiled(reading: StackReading, frame: FrameType) -> None:
     reading.cause = "compiled"
-    if isinstance(reading.module, GraphModule):  # the compiled graph, and no module of the program
+    if isinstance(reading.module, GraphModule):  # the compiled graph, which is no module of the program
         reading.phase_is_known, reading.called, reading.call = False, None, NO_CALL
         reading.phase = "other" if reading.graph_task == -1 else "backward"
 
@@ -251,9 +260,9 @@ def _read_pipeline_warm_up(reading: StackReading, frame: FrameType) -> None:
 
 def _read_start_up(reading: StackReading, frame: FrameType) -> None:
     reading.decide_phase("start-up")
-    made = frame.f_locals.get("self")
-    if isinstance(made, DistributedDataParallel):
-        reading.owner = made
+    module = frame.f_locals.get("self")
+    if isinstance(module, DistributedDataParallel):
+        reading.owner = module
 
 
 def _read_sender(reading: StackReading, frame: FrameType) -> None:
@@ -294,7 +303,7 @@ def _read_flat_parameter(reading: StackReading, frame: FrameType) -> None:
 def _read_ddp_hook(reading: StackReading, _frame: FrameType) -> None:
     reading.cause = DDP_BUCKET
     if reading.phase == "other":
-        reading.phase = "backward"  # what a hook sends once its first collective is done, in a thread of the backend
+        reading.phase = "backward"  # a hook's callback, which runs in a thread of the backend
 
 
 def _read_implicit(reading: StackReading, _frame: FrameType) -> None:

@@ -1,4 +1,4 @@
-"""Start and end of collectives on a device, from CUDA events on its streams."""
+"""Measures start and end of collectives on a device, by CUDA events on its streams."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from dsexplore._internal.torch_internals.process_groups import END_COALESCING, S
 
 
 class Spanned(Timed, Protocol):
-    """A collective that is measured on a device, if its backend runs there."""
+    """A collective that may be measured on a device."""
 
     span: CudaSpan | None
+    """Start and end on the device; None if it is measured on the host."""
 
 
 Mark = Callable[[int], Any]
@@ -34,12 +35,12 @@ def mark_stream(device: int) -> Any:
 
 
 def is_captured() -> bool:
-    """Return True if GPU work of this thread is being captured in a CUDA graph, to run later."""
+    """Return True while GPU work of this thread is captured in a CUDA graph, to run later."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def device_of(args: Sequence[Any]) -> int | None:
-    """Return the CUDA device of a collective's first tensor; None for a CPU tensor, which is timed on the host.
+    """Return the index of the CUDA device of a collective's first tensor; None for a CPU tensor.
 
     A collective without tensors uses the current device, if CUDA is initialized.
     """
@@ -50,13 +51,13 @@ def device_of(args: Sequence[Any]) -> int | None:
 
 
 class CudaSpan:
-    """Start and end of a collective on its device, as CUDA events, which are read when a table is made.
+    """Start and end of a collective on its device, as CUDA events that are read when a table is made.
 
     Args:
-        anchor: of the device.
-        mark: records events on it.
-        previous: span of the collective before it in the communicator, which runs them in sequence: this one cannot
-            begin before that one has ended, even if its stream is ready earlier.
+        anchor: the anchor of the device.
+        mark: records events on the device.
+        previous: span of the previous collective of the communicator, None for the first one. A communicator runs its
+            collectives in sequence, so this one begins when that one has ended, even if its stream is ready earlier.
     """
 
     def __init__(self, anchor: CudaAnchor, mark: Mark = mark_stream, previous: CudaSpan | None = None) -> None:
@@ -68,11 +69,11 @@ class CudaSpan:
         self._ended_at = 0
 
     def watch(self, result: object, runs_here: bool) -> None:
-        """Record the end after the work, on the stream that its future's callbacks run on.
+        """Record the end after the work, on the stream on which its future's callbacks run.
 
         Args:
-            result: what the op returned.
-            runs_here: whether a work without a future runs on the current stream, as NCCL's synchronous ones do.
+            result: the op's result.
+            runs_here: whether a work without a future runs on the current stream, as NCCL's synchronous works do.
         """
         future = future_of(work_of(result))
         if future is not None:
@@ -96,20 +97,20 @@ class CudaSpan:
         return self._end is not None and bool(self._end.query())
 
     def read(self) -> tuple[int, int]:
-        """Return start and end in ns since the epoch, once it `has_end`; waits for the device."""
+        """Return start and end in nanoseconds since the epoch, if it `has_end`; waits for the device."""
         self._end.synchronize()
         start, self._ended_at = self._anchor.when(self._start), self._anchor.when(self._end)
-        if self._previous is not None:  # it has been read
+        if self._previous is not None:  # spans are read in order, so its end is known
             start = min(max(start, self._previous._ended_at), self._ended_at)
             self._previous = None
         return start, self._ended_at
 
 
 class CudaAnchor:
-    """A moment known on the clocks of host and device: events of two devices cannot be compared.
+    """One moment on the clocks of both host and device, as CUDA events only measure differences on one device.
 
     Args:
-        device: its number.
+        device: index of the device.
         now: the host's clock.
         mark: records events on the device.
     """
@@ -121,15 +122,15 @@ class CudaAnchor:
         self._host = now()
 
     def when(self, event: Any) -> int:
-        """Return the host time of a completed event in ns."""
+        """Return the host time of a completed event, in nanoseconds since the epoch."""
         return self._host + round(float(self._event.elapsed_time(event)) * 1e6)
 
 
 class DeviceBatches:
-    """Ends of collectives that are launched together, as NCCL does for ``batch_isend_irecv``.
+    """The ends of collectives that are launched together, as NCCL does for ``batch_isend_irecv``.
 
     They share one work, which has no future. When the program waits for it, the current stream waits. The end of a
-    batch is recorded after that wait, so it is late if the stream was still busy.
+    batch is recorded after that wait, so it is late if the stream was busy until later.
     """
 
     def __init__(self) -> None:
@@ -140,7 +141,7 @@ class DeviceBatches:
         self._is_installed = False
 
     def install(self) -> None:
-        """Install the patches that tell when each batch starts and which works it launches."""
+        """Observe where each batch begins and which work it launches."""
         if not self._is_installed:
             self._is_installed = True
             install_all(PATCHES, {"always"}, self._patches, Parts(self))
@@ -150,21 +151,21 @@ class DeviceBatches:
         self._open.members = []
 
     def takes(self, event: Spanned) -> bool:
-        """Add `event` to the batch that this thread has open, and return True; return False if none is open."""
+        """Add a collective to this thread's open batch; return False if none is open."""
         members = self._open.members
         if members is not None:
             members.append(event)
         return members is not None
 
     def launch(self, work: Any) -> None:
-        """Close the batch of this thread, which was launched as `work`; None if nothing was launched."""
+        """Close this thread's batch, which was launched as `work`; None means that nothing was launched."""
         members, self._open.members = self._open.members, None
         if work is not None and members:
             identity = id(work)
             self._launched[identity] = weakref.ref(work, lambda _: self._launched.pop(identity, None)), members
 
     def waited(self, work: Any) -> None:
-        """Record the end of the batch that was launched as `work`, for which the current stream now waits."""
+        """Record the end of a batch, if `work` is that of a batch: the current stream now waits for it."""
         if not self._launched:
             return
         _, members = self._launched.pop(id(work), (None, ()))
@@ -201,12 +202,12 @@ def _followed(original: Callable[..., Any], after: Callable[[Any], None]) -> Cal
 PATCHES: tuple[Entry, ...] = (
     Patch(
         START_COALESCING,
-        "what a group launches from here on is one batch",
+        "a group's launches from here on are one batch",
         lambda original, parts: _followed(original, parts[DeviceBatches].begin),
     ),
     Patch(
         END_COALESCING,
-        "it returns the one work of a batch",
+        "it returns the work of a batch",
         lambda original, parts: _followed(original, parts[DeviceBatches].launch),
     ),
 )

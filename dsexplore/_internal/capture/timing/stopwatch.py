@@ -1,4 +1,4 @@
-"""`Stopwatch`: measures when each collective began and ended, on the host's clock or on its device's."""
+"""`Stopwatch` measures when each collective began and ended, on the host's clock or on its device's."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Stopwatch:
     """Measures collectives, each with the timing of its backend.
 
     Args:
-        now: nanoseconds since the epoch.
+        now: returns nanoseconds since the epoch.
         mark: records events on devices.
-        ticks: nanoseconds of a monotonic clock, to measure how long the program waits.
+        ticks: returns nanoseconds of a monotonic clock, to measure how long the program waits.
     """
 
     def __init__(self, now: Clock, mark: Mark = mark_stream, ticks: Clock = time.perf_counter_ns) -> None:
@@ -40,8 +40,9 @@ class Stopwatch:
         self._batches = DeviceBatches()
         self._anchors: dict[int, CudaAnchor] = {}
         self._latest: dict[tuple[object, int], CudaSpan] = {}
-        """{(communicator, device): collective that was issued last}."""
+        """{(communicator, device): span of its latest collective}."""
         self._wait: Any = None
+        """torch's ``Work.wait`` while it is wrapped; else None."""
 
     def install(self) -> None:
         """Wrap ``Work.wait`` to measure how long programs wait in it."""
@@ -58,7 +59,7 @@ class Stopwatch:
                 result = original(work, *args, **kwargs)
                 batch_waited(work)
                 return result
-            ends_here = event.ends_at_return and not event.waited  # its first wait says when it is over
+            ends_here = event.ends_at_return and not event.waited  # the first wait shows when the work is over
             if ends_here:
                 event.end = None
             begun = ticks()
@@ -78,15 +79,15 @@ class Stopwatch:
         dist.Work.wait = wait  # type: ignore[method-assign, assignment]
 
     def begin(self, event: Spanned, timing: Timing, args: Sequence[Any], communicator: object = None) -> None:
-        """Record the start of ``event``, a collective that is about to be issued.
+        """Record the start of a collective that is about to be issued.
 
-        A collective that is captured in a CUDA graph does not run now, and has no times.
+        A collective that is captured in a CUDA graph does not run now, and gets no times.
 
         Args:
             event: the collective.
-            timing: of its group.
-            args: arguments of its op.
-            communicator: equal for all collectives that a device runs in sequence; None if unknown.
+            timing: how its group's collectives are timed.
+            args: the op's arguments.
+            communicator: a key that all collectives share that a device runs in sequence; None if it is unknown.
         """
         device = device_of(args) if timing == "cuda" else None
         if device is None:
@@ -102,7 +103,7 @@ class Stopwatch:
             self._latest[communicator, device] = event.span
 
     def follow(self, event: Spanned, result: Any) -> None:
-        """Record the end of ``event`` when its work completes; its op has returned ``result``."""
+        """Record the end of a collective when its work completes; its op has returned ``result``."""
         if event.span is not None:
             if not self._batches.takes(event):
                 event.span.watch(result, runs_here=not event.is_async)
@@ -114,21 +115,21 @@ class Stopwatch:
         self._in_flight.add(event, work)
 
     def end(self, event: Spanned) -> None:
-        """Record the end of ``event`` now; on a device, when its current stream reaches this point."""
+        """Record the end of a collective now; on a device, when its current stream reaches this point."""
         if event.span is not None:
             event.span.finish()
         else:
             self.end_on_host(event)
 
     def end_on_host(self, event: Spanned) -> None:
-        """Record now as the end of ``event``, if it is measured on the host and has no end yet."""
+        """Record the end of a collective now, if it is measured on the host and has no end yet."""
         if event.end is None and event.start is not None and not event.failure:
             now = self.now()
-            if event.end is None:  # no other thread said so while the clock was read
+            if event.end is None:  # another thread may have set it while the clock was read
                 event.end = now
 
     def settle(self) -> None:
-        """Call `InFlight.settle`."""
+        """Record the ends of completed works whose callbacks have not run yet, see `InFlight.settle`."""
         self._in_flight.settle(self.now)
 
     def release(self) -> None:

@@ -1,8 +1,8 @@
-"""The time that a program blocks in ``wait_tensor`` for a functional collective, the kind that DTensor issues.
+"""Measures how long a program blocks in ``wait_tensor`` for a functional collective, such as DTensor issues.
 
-``Work.wait`` is not called there: torch keeps the work by the storage of the tensor that the collective returned, and
-waits for it in C++. So a kernel stands in front of ``wait_tensor``, put there when the first functional collective that
-takes time is met: a simulation pays nothing.
+``wait_tensor`` does not call ``Work.wait``: torch finds the work by the storage of the tensor that the collective
+returned, and waits for it in C++. So a kernel is registered in front of ``wait_tensor``. That happens at the first
+functional collective that takes time, so a simulation is not slowed down.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from dsexplore._internal.torch_internals.dispatch import (
 from dsexplore._internal.torch_internals.tensors import storage_number
 
 _WAITS = ("wait_tensor", "wait_tensors")
-"""torch 2.13 has only the first."""
+"""The ops that wait; torch 2.13 has only the first."""
 
 
 class TensorWaits:
-    """Functional collectives that the program has not waited for, by the storage of each tensor that they returned.
+    """Measures the waits for functional collectives.
 
     Args:
-        ticks: nanoseconds of a clock that does not jump.
+        ticks: returns nanoseconds of a monotonic clock.
     """
 
     def __init__(self, ticks: Callable[[], int]) -> None:
         self._ticks = ticks
         self._events: dict[int, Timed] = {}
+        """{storage of a tensor that a collective returned: the collective}, until the program waits for the tensor."""
         self._library: torch.library.Library | None = None
         self._lock = threading.Lock()
 
     def expect(self, event: Timed, returned: Any) -> None:
-        """Fill in ``event.waited`` when the program waits for a tensor of what the collective returned."""
+        """Add to ``event.waited`` when the program waits for a tensor that the collective returned."""
         if self._library is None:
             self._install()
         for tensor in returned if isinstance(returned, (list, tuple)) else (returned,):
@@ -50,6 +51,7 @@ class TensorWaits:
                 self._events[storage_number(tensor.untyped_storage())] = event
 
     def _install(self) -> None:
+        """Register the kernel in front of each op that waits; once."""
         with self._lock:
             if self._library is not None:
                 return
@@ -66,7 +68,7 @@ class TensorWaits:
             self._library = library
 
     def _measured(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a kernel to measure how long the original takes for an awaited tensor."""
+        """Wrap a kernel of an op that waits to measure how long it takes."""
         events, ticks = self._events, self._ticks
 
         def wait(keys: Any, awaited: Any) -> Any:
@@ -86,7 +88,7 @@ class TensorWaits:
         return wait
 
     def release(self) -> None:
-        """Remove the kernel, and expect nothing any more."""
+        """Remove the kernel, and drop all collectives."""
         with self._lock:
             self._events.clear()
             if self._library is not None:

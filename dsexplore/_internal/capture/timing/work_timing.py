@@ -1,20 +1,18 @@
-"""When a collective began and when it was done, on the process group's own terms.
+"""Records when a collective began and ended, in the way that its backend allows.
 
 | backend | timing | start | end |
 |---|---|---|---|
 | fake | none | – | – |
-| nccl, on tensors of a GPU | cuda | event on the device's current stream | event behind the work, on its stream |
-| nccl, in a batch | cuda | event on the device's current stream | event on that stream, behind the wait for the batch |
+| nccl, on tensors of a GPU | cuda | event on the device's current stream | event after the work, on its stream |
+| nccl, in a batch | cuda | event on the device's current stream | event on that stream, after the wait for the batch |
 | gloo, mpi, ucc | work | host clock at issue | host clock when the work's future completes |
-| works without a future (send, recv) | host | host clock at issue | host clock when `wait` returned, or else the call |
+| works without a future (send, recv) | work | host clock at issue | host clock when `wait` or else the call returns |
 
-NCCL runs what is not async on the current stream, and the collectives of a group one after the other: one starts no
-earlier than the one before it has ended.
+NCCL runs collectives that are not async on the current stream, and those of one group in sequence: each starts when the
+one before has ended. Collectives that `dsexplore.comm` issues and waits for end when its call returns, see `labels`.
 
-What `dsexplore.comm` issues and waits for itself ends on the host's clock when its call returns, see `labels`.
-
-Nothing waits for any of them, so overlap stays as it was. The ends of works are here, CUDA events in `device_timing`;
-`stopwatch` uses both.
+The recorder waits for no collective, so it does not change overlap. This module records the ends of works, and
+`device_timing` records CUDA events. `stopwatch` uses both.
 """
 
 from __future__ import annotations
@@ -39,19 +37,21 @@ class Timed(Protocol):
     """The times of one collective, which a measurement fills in."""
 
     start: int | None
+    """Nanoseconds since the epoch; None if it is not measured on the host."""
     end: int | None
+    """Nanoseconds since the epoch; None while it runs, and if it is not measured on the host."""
     failure: str
-    """``"failed: RuntimeError"`` for one that has no end, as it failed."""
+    """``"failed: RuntimeError"`` for one that failed, which has no end; else empty."""
     ends_at_return: bool
     """True if the end is the time at which the op returned, until the program waits for it: its work has no future that
-    says when it was over."""
+    reports the end."""
     waited: int | None
-    """Nanoseconds for which the program stood still for it; None where that was not seen."""
+    """Nanoseconds for which it blocked the program; None if that was not observed."""
     is_async: bool
 
 
 def timing_of(backend: str) -> Timing:
-    """Return the way in which a backend's collectives are timed."""
+    """Return how the collectives of a backend are timed; ``backend`` is the text that torch gives a process group."""
     if backend == "fake" or backend.endswith(":fake"):
         return "none"
     return "cuda" if "nccl" in backend else "work"
@@ -71,7 +71,7 @@ def work_of(result: Any) -> Any:
 
 
 def future_of(work: Any) -> Any:
-    """Return the work's future; None if it has none, as gloo's send and recv."""
+    """Return the future of a work; None if it has none, such as gloo's send and recv."""
     if work is None or isinstance(work, torch.futures.Future):
         return work
     try:
@@ -81,7 +81,7 @@ def future_of(work: Any) -> Any:
 
 
 def end_at_completion(event: Timed, work: Any, clock: Clock) -> None:
-    """Fill in ``event.end`` when the work is done; at once, if it cannot say when (`Timed.ends_at_return`)."""
+    """Set ``event.end`` when the work is done; at once if the work has no future (`Timed.ends_at_return`)."""
     future = future_of(work)
     if future is None:
         event.ends_at_return = True
@@ -96,47 +96,49 @@ def end_at_completion(event: Timed, work: Any, clock: Clock) -> None:
 
 
 def _end(event: Timed, future: Any, clock: Clock) -> None:
-    """Fill in the end of an event with a finished future, or how it failed."""
+    """Set the end, or the failure, of a collective whose future has completed."""
     now = clock()
     try:
         future.value()
     except Exception as error:
         fail(event, error)
     else:
-        if event.end is None:  # no other thread said so while the clock was read
+        if event.end is None:  # another thread may have set it while the clock was read
             event.end = now
 
 
 _OF_TRANSPORT = re.compile(r"\[(?!enforce )[^\]]*/gloo/transport/[^\]]*:\d+\] ")
-"""The beginning of a message of gloo's about a connection: closed by a peer that is gone, or out of time."""
+"""The beginning of gloo's messages about a connection that a peer has closed or that has timed out."""
 
 
 def is_failure(error: BaseException) -> bool:
     """Return True if a backend could not communicate; False if it refused the call, as for a tensor of a wrong shape.
 
-    Gloo raises plain errors for both; those of its connections name the file that they come from.
+    Gloo raises a RuntimeError in both cases. Errors of its connections name a source file of its transport.
     """
     return isinstance(error, dist.DistError) or _OF_TRANSPORT.match(str(error)) is not None
 
 
 def fail(event: Timed, error: BaseException) -> None:
-    """Note that a collective raised: it has no end, and no duration."""
+    """Record that a collective failed; it has no end then."""
     event.end = None
     event.failure = f"failed: {type(error).__name__}"
 
 
 class InFlight:
-    """Works that may still run, each held until the next one after its end.
+    """Works that may still run. Each is held until the first collective after its end.
 
-    None is held longer, since a work holds its tensors: if their memory is not free when the next step asks for it,
-    more comes from the system. When gradients were held for a second, the steps of tutorial 05 took 1.5 times as long.
+    They are not held longer, as a work keeps its tensors alive, and the next step would need more memory. When
+    gradients were held for a second, the steps of tutorial 05 took 1.5 times as long.
     """
 
     def __init__(self) -> None:
         self._works: deque[tuple[Timed, Any]] = deque()
+        """(collective, work) pairs that are held, in order of issue."""
         self.events: dict[int, Timed] = {}
-        """{id of a work: its event}, for works that are held, or alive and unable to report their end."""
-        self._there: dict[int, weakref.ref[Any]] = {}
+        """{id of a work: its collective}, for works that are held, and for works without a future while they live."""
+        self._awaitable: dict[int, weakref.ref[Any]] = {}
+        """{id of a work without a future: weak reference}; the program may still wait for the work."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -147,31 +149,31 @@ class InFlight:
         works = self._works
         with self._lock:
             while works and (works[0][0].end is not None or works[0][0].failure):
-                over, of_it = works.popleft()
-                if over.ends_at_return and of_it is not None:
-                    self._expect_wait(of_it)
+                ended, ended_work = works.popleft()
+                if ended.ends_at_return and ended_work is not None:
+                    self._expect_wait(ended_work)
                 else:
-                    self.events.pop(id(of_it), None)
-                if over.waited is None and over.is_async and not over.failure:
-                    over.waited = 0  # it ended while the program went on
+                    self.events.pop(id(ended_work), None)
+                if ended.waited is None and ended.is_async and not ended.failure:
+                    ended.waited = 0  # it ended while the program went on
             works.append((event, work))
             if work is not None:
                 self.events[id(work)] = event
 
     def _expect_wait(self, work: Any) -> None:
-        """Keep the event of a work as long as the program holds the work, and so may wait for it."""
+        """Keep the collective of a work as long as the work lives, as the program may wait for it."""
         identity = id(work)
 
         def forget(_: object) -> None:
             self.events.pop(identity, None)
-            self._there.pop(identity, None)
+            self._awaitable.pop(identity, None)
 
-        self._there[identity] = weakref.ref(work, forget)
+        self._awaitable[identity] = weakref.ref(work, forget)
 
     def settle(self, clock: Clock) -> None:
-        """Record the end of works that are done but whose callbacks have not run yet, for lack of the GIL.
+        """Record the ends of works that are done but whose callbacks still wait for the GIL.
 
-        A program that waits for a work's future, as DDP does, continues before the callbacks are called.
+        A program that waits for a work's future, as DDP does, may continue before the callbacks run.
         """
         with self._lock:
             running = [(event, work) for event, work in self._works if event.end is None and not event.failure]
@@ -184,4 +186,4 @@ class InFlight:
         """Drop the references to all works."""
         self._works.clear()
         self.events.clear()
-        self._there.clear()
+        self._awaitable.clear()

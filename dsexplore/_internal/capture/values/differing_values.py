@@ -1,16 +1,16 @@
-"""Which tensors differ between ranks that should hold the same: found by where values come from, without the values.
+"""Finds tensors that differ between ranks that should hold the same, by where their values come from.
 
-Each tensor gets the groups of ranks among which its values may differ. They differ among the ranks of a mesh axis where
-a DTensor is sharded or Partial over it, and after a forward has scattered a sum; what is computed of such tensors
-differs, too; all_reduce, all_gather and broadcast over the axis make it the same again. What a rank reads as its own
-batch, and plain parameters that each rank has cut for itself, are not known to differ: nothing is said of them.
+Each tensor gets the groups of ranks among which its values may differ. They differ over a mesh axis if a DTensor is
+sharded or Partial over it, or after a reduce_scatter in forward. Results of ops on such tensors differ too. After an
+all_reduce, all_gather or broadcast over the axis they are equal again. A rank's batch, and plain parameters that ranks
+have sharded themselves, are not known to differ.
 
 Worked example: under sequence parallelism ``x`` is DTensor ``S(1)`` over tp, and ``x.to_local()`` goes into a norm with
-plain parameters. The gradient of the norm's weight is computed of ``x``, so it differs over tp; the weight is plain, so
-each rank holds it whole; if no all_reduce over tp comes before the optimizer, the ranks update it differently.
+plain parameters. The gradient of the norm's weight is computed from ``x``, so it differs over tp. The weight is plain,
+so each rank holds all of it. Unless an all_reduce over tp comes before the optimizer, ranks update it differently.
 
-Where a flat buffer joins gradients, as buckets do, only groups among which all of them differ are kept. What is written
-through a view is not seen in what it is a view of.
+Limits: for a flat buffer that joins gradients, such as a bucket, only groups are kept among which all of them differ.
+A write through a view does not change what is known of the tensor below it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from dsexplore._internal.capture.collectives.issued_collective import Issued
 from dsexplore._internal.capture.collectives.ops import tensors_in
-from dsexplore._internal.capture.kernels.op_costs import COMMUNICATION, AtenOp
+from dsexplore._internal.capture.kernels.op_costs import COMMUNICATION, AtenOp, written_arguments
 from dsexplore._internal.capture.modules.module_entry import ModuleEntry
 from dsexplore._internal.torch_internals.dtensor import local_tensor
 
@@ -39,13 +39,13 @@ NOWHERE: Differs = frozenset()
 Holder = Callable[[Tensor], tuple[ModuleEntry, str] | None]
 """Returns the module that holds a parameter, and its name there."""
 Kind = Literal["activation", "gradient", "parameter"]
-"""``activation``: a DTensor says that ranks hold the same, and they do not; ``gradient``: of a parameter that ranks
-hold alike, read by the optimizer before it is reduced; ``parameter``: such a parameter was updated differently."""
+"""``activation``: the local tensor of a replicated DTensor differs. ``gradient``: the optimizer reads the gradient of a
+replicated parameter before it is reduced. ``parameter``: ranks update a replicated parameter differently."""
 
 _JOINING = {"cat", "chunk_cat", "_chunk_cat", "all_gather_copy_in", "split_with_sizes_copy"}
-"""Ops that fill flat buffers of many parameters' gradients."""
+"""Ops that fill flat buffers with the gradients of many parameters."""
 _REPLACING = {"copy_", "zero_", "fill_"}
-"""Ops after which nothing is left of what they write into."""
+"""Ops that overwrite all values of their first argument."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,9 @@ class Differing:
     phase: str
     module: ModuleEntry | None
     name: str
-    """The parameter's own name; of an activation the op that reads it."""
+    """The parameter's name in its module; for an activation, the op that reads it."""
     axis: str
+    """The mesh axis over which it differs."""
     step: int
 
 
@@ -67,9 +68,13 @@ class DifferingValues:
     def __init__(self) -> None:
         self.found: list[Differing] = []
         self._differs: dict[int, tuple[weakref.ref[Tensor], Differs]] = {}
+        """{id of a tensor: (the tensor, groups among which it differs)}."""
         self._groups: dict[tuple[int, int], Group] = {}
+        """{(id of a mesh, dim): group of this rank}."""
         self._axes: dict[Group, str] = {}
-        self._said: set[tuple[int, str, Group]] = set()
+        """{group: its mesh axis}."""
+        self._reported: set[tuple[int, str, Group]] = set()
+        """(id of a parameter or module, phase, group) of all that was found."""
 
     def release(self) -> None:
         """Drop all references to tensors."""
@@ -77,12 +82,20 @@ class DifferingValues:
         self._groups.clear()
 
     def of(self, tensor: Tensor) -> Differs:
-        """Return the groups with ranks that may hold different values of a tensor."""
+        """Return the groups among which the values of a tensor may differ."""
         reference, differs = self._differs.get(id(tensor), (None, NOWHERE))
         return differs if reference is not None and reference() is tensor else NOWHERE
 
     def met(self, values: Iterable[Any], where: tuple[str, ModuleEntry | None], op: str, step: int) -> None:
-        """Read the placements of the DTensors among the arguments of an op, and check those that say ``Replicate``."""
+        """Read the placements of DTensors, and check those with ``Replicate``.
+
+        Args:
+            values: the arguments of an op on DTensors.
+            where: the current phase and module.
+            op: the op's name.
+            step: the current step.
+        """
+        phase, module = where
         for tensor in tensors_in(values):
             if not isinstance(tensor, DTensor):
                 continue
@@ -94,19 +107,12 @@ class DifferingValues:
                 for placement, group in zip(tensor.placements, groups, strict=True)
                 if not placement.is_replicate() and len(group) > 1
             )
-            if where[0] == "optimizer":  # what it reads and makes is checked as a whole
+            if phase == "optimizer":  # `check_gradients` and `check_parameters` do this
                 self._set(local, differs | placed)
                 continue
             for group in (differs - placed).intersection(groups):
-                difference = Differing(
-                    kind="activation",
-                    phase=where[0],
-                    module=where[1],
-                    name=op,
-                    axis=self._axes.get(group, ""),
-                    step=step,
-                )
-                self._say(difference, id(where[1]), group)
+                difference = Differing("activation", phase, module, name=op, axis=self._axes.get(group, ""), step=step)
+                self._report(difference, id(module), group)
             self._set(local, placed)
 
     def follow(
@@ -125,12 +131,12 @@ class DifferingValues:
 
         Args:
             op: the op.
-            args: its arguments.
-            kwargs: those that were given by name.
-            result: what it returned.
-            given: the tensors among the arguments.
-            returned: the tensors in the result.
-            issued: the collectives so far; the last one is that of a collective op.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            result: its result.
+            given: the tensors among its arguments.
+            returned: the tensors in its result.
+            issued: the collectives so far; the last one belongs to `op` if that is a collective.
             is_forward: whether it ran in a forward.
         """
         if op.role == COMMUNICATION:
@@ -141,7 +147,7 @@ class DifferingValues:
         elif op.name.startswith(("_foreach", "_fused")):
             self._ran_on_lists(op, [*args, *kwargs.values()], result)
         else:
-            written = _written(op, args, kwargs)
+            written = written_arguments(op, args, kwargs)
             replaces = op.name in _REPLACING or "out" in kwargs
             read = [tensor for tensor in given if not (replaces and _is_among(tensor, written))]
             self._ran(op, read, [*written, *returned], is_forward=is_forward)
@@ -161,7 +167,7 @@ class DifferingValues:
     ) -> None:
         """Follow the values through a collective."""
         group = frozenset(collective.group.ranks) if collective.group is not None else frozenset[int]()
-        op = collective.messages[0][0] if collective.messages else ""
+        op = collective.messages[0].op if collective.messages else ""
         targets = list(returned) or list(given[:1])
         sources = [tensor for tensor in given if not _is_among(tensor, targets)] or targets
         differs = NOWHERE.union(*(self.of(tensor) for tensor in sources))
@@ -175,24 +181,27 @@ class DifferingValues:
             self._set(tensor, differs)
 
     def check_gradients(self, optimizer: Optimizer, holder: Holder, step: int) -> None:
-        """Check what an optimizer is about to read."""
+        """Check the gradients that an optimizer is about to read."""
         for parameter in _parameters(optimizer):
             if parameter.grad is not None:
                 self._check("gradient", parameter, parameter.grad, holder, step)
 
     def check_parameters(self, optimizer: Optimizer, holder: Holder, step: int) -> None:
-        """Check what an optimizer has made of the parameters."""
+        """Check the parameters that an optimizer has updated."""
         for parameter in _parameters(optimizer):
             self._check("parameter", parameter, parameter, holder, step)
 
-    def _check(self, kind: Kind, parameter: Tensor, value: Tensor, holder: Holder, step: int) -> None:
-        differs = self.of(local_tensor(value) if isinstance(value, DTensor) else value)
-        for group in differs - self._held_apart(parameter) - self._held_apart(value):
+    def _check(self, kind: Kind, parameter: Tensor, tensor: Tensor, holder: Holder, step: int) -> None:
+        """Report a parameter if a tensor, itself or its gradient, differs over groups over which it is replicated."""
+        differs = self.of(local_tensor(tensor) if isinstance(tensor, DTensor) else tensor)
+        for group in differs - self._sharded_over(parameter) - self._sharded_over(tensor):
             holding = holder(parameter)
             if holding is not None:
-                self._say(Differing(kind, "optimizer", *holding, self._axes.get(group, ""), step), id(parameter), group)
+                module, name = holding
+                difference = Differing(kind, "optimizer", module, name, axis=self._axes.get(group, ""), step=step)
+                self._report(difference, id(parameter), group)
 
-    def _held_apart(self, tensor: Tensor) -> Differs:
+    def _sharded_over(self, tensor: Tensor) -> Differs:
         """Return the groups over which a DTensor is sharded or Partial."""
         if not isinstance(tensor, DTensor):
             return NOWHERE
@@ -205,15 +214,20 @@ class DifferingValues:
         count = len(lists[0]) if lists else 0
         elementwise = [tensors for tensors in lists if len(tensors) == count]
         common = [self.of(value) for value in given if isinstance(value, Tensor)]
-        targets = elementwise if op.name.startswith("_fused") else elementwise[:1] if op.writes else [result]
+        targets: Sequence[Any] = [result]
+        if op.name.startswith("_fused"):
+            targets = elementwise
+        elif op.writes:
+            targets = elementwise[:1]
         read = elementwise[1:] if op.name == "_foreach_copy_" else elementwise
-        for at in range(count):
-            parts = [self.of(tensors[at]) for tensors in read if isinstance(tensors[at], Tensor)]
-            differs = NOWHERE.union(*parts, *common)
+        for index in range(count):
+            of_elements = [self.of(tensors[index]) for tensors in read if isinstance(tensors[index], Tensor)]
+            differs = NOWHERE.union(*of_elements, *common)
             for target in targets:
-                self._set(target[at], differs)
+                self._set(target[index], differs)
 
     def _set(self, tensor: Tensor, differs: Differs) -> None:
+        """Set the groups among which a tensor differs, until it is freed."""
         key = id(tensor)
         if differs:
             reference = weakref.ref(tensor, lambda _gone: self._differs.pop(key, None))
@@ -226,6 +240,7 @@ class DifferingValues:
         return [self._group(mesh, dim) for dim in range(mesh.ndim)]
 
     def _group(self, mesh: DeviceMesh, dim: int) -> Group:
+        """Return this rank's group along one axis of a mesh, and note the axis."""
         key = id(mesh), dim
         group = self._groups.get(key)
         if group is None:
@@ -233,10 +248,11 @@ class DifferingValues:
             self._axes[group] = mesh.mesh_dim_names[dim] if mesh.mesh_dim_names else f"dim {dim}"
         return group
 
-    def _say(self, difference: Differing, about: int, group: Group) -> None:
-        key = about, difference.phase, group  # an update that differs follows from a gradient that does
-        if key not in self._said:
-            self._said.add(key)
+    def _report(self, difference: Differing, subject: int, group: Group) -> None:
+        """Add a difference, once per subject, phase and group: a differing update follows from a differing gradient."""
+        key = subject, difference.phase, group
+        if key not in self._reported:
+            self._reported.add(key)
             self.found.append(difference)
 
 
@@ -247,15 +263,3 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 def _is_among(tensor: Tensor, tensors: Iterable[Tensor]) -> bool:
     return any(tensor is other for other in tensors)
-
-
-def _written(op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the tensors among its arguments that an op writes."""
-    if not op.writes:
-        return []
-    values = [
-        kwargs.get(argument.name, args[at] if at < len(args) else None)
-        for at, argument in enumerate(op.parameters)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return list(tensors_in(values))

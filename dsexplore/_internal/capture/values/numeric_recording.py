@@ -1,7 +1,8 @@
-"""`NumericRecording`: summaries of what modules return, of its gradients, and of the gradients that optimizers read.
+"""`NumericRecording` records summaries of module outputs, of their gradients, and of parameter gradients.
 
-They stay on their devices until some thousands are there, and are then read together, so a device is waited for once in
-many modules. A summary costs a few passes over a tensor; what several modules return in turn is read once.
+Summaries stay on their devices until there are some thousands, and are then read together, so that the program rarely
+waits for a device. A summary takes a few passes over a tensor. A tensor that several modules return in turn is
+summarized once.
 """
 
 from __future__ import annotations
@@ -33,25 +34,27 @@ from dsexplore._internal.torch_internals.modules import own_parameters
 from dsexplore._internal.torch_internals.tensors import version_of
 
 MOST_OUTPUTS = 4
-"""Tensors of one output that are summarized."""
+"""Maximum number of tensors of one output that are summarized."""
 TOGETHER = 4096
-"""Summaries that are read from their devices together."""
+"""Number of summaries that are read from their devices together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summarized:
-    """Which tensor a summary is of."""
+    """The tensor that a summary describes."""
 
     step: int
     phase: str
     module: ModuleEntry
     name: str
-    """``output``, ``output 1`` and so on; the parameter's own name for its gradient."""
+    """``output``, ``output 1`` and so on; for the gradient of a parameter, its name in the module."""
     call: int
+    """The number of the module's call in its step."""
     dtype: str
     placements: str
+    """``"S(0),R"``; empty for a plain tensor."""
     count: int
-    """Elements of this rank's part."""
+    """Number of elements of this rank's local tensor."""
 
 
 class NumericRecording:
@@ -59,42 +62,45 @@ class NumericRecording:
 
     Args:
         modules: the modules of the recording, and which of them runs.
-        steps: grows by one at each end of a step.
-        warn: called with a subject and a message where a tensor cannot be summarized.
+        steps: a list that grows by one at the end of each step.
+        warn: called with a subject and a message if a tensor cannot be summarized.
     """
 
     def __init__(self, modules: Modules, steps: Sequence[int], warn: Callable[[str, str], None]) -> None:
         self.summarized: list[Summarized] = []
         self.floats: list[list[float]] = []
-        """See `tensor_summary.FLOATS`; those of the latest tensors may still be on their devices."""
+        """`tensor_summary.FLOATS` of each summary that has been read from its device."""
         self.hashes: list[int] = []
+        """The hash of each summary that has been read from its device."""
         self._modules, self._steps, self._warn = modules, steps, warn
         self._pending: list[Summary] = []
         self._projections = Projections()
         self._calls: Counter[tuple[int, int]] = Counter()
+        """{(id of a module's entry, step): number of calls}."""
         self._latest: tuple[weakref.ref[Tensor], int, Summary] | None = None
+        """(tensor, its version, summary) of the tensor that was summarized last."""
         self._exit = ExitStack()
 
     def start(self) -> None:
-        """Begin to summarize the gradients that optimizers read; `returned` is called for the rest."""
+        """Begin to summarize gradients of parameters; the recorder calls `returned` for outputs."""
         self._exit.callback(register_optimizer_step_pre_hook(self._before_optimizer).remove)
 
     def stop(self) -> None:
-        """End the recording and read what is still on devices."""
+        """End the recording and read the last summaries from their devices."""
         self._exit.close()
         self._latest = None
         self.read()
 
     def read(self) -> None:
-        """Read the summaries that are still on devices, which waits for these."""
+        """Read the pending summaries; waits for their devices."""
         pending, self._pending = self._pending, []
         floats, hashes = tensor_summary.read(pending)
         self.floats += floats
         self.hashes += hashes
 
     def returned(self, module: ModuleEntry, output: Any) -> None:
-        """Summarize what a module has returned, and its gradients as soon as they are there."""
-        if current_graph_task() != -1:  # recomputed in backward
+        """Summarize the output of a module, and the output's gradients once they are computed."""
+        if current_graph_task() != -1:  # a recomputation in backward
             return
         step = len(self._steps)
         call = self._calls[id(module), step]
@@ -110,6 +116,7 @@ class NumericRecording:
         self._add("backward", module, name, call, gradient)
 
     def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Summarize the gradients that an optimizer is about to read; torch calls this as a hook."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for module in self._modules.in_order():
             alive = module.reference()
@@ -143,6 +150,7 @@ class NumericRecording:
         }
 
     def _add(self, phase: str, module: ModuleEntry, name: str, call: int, tensor: Tensor) -> None:
+        """Summarize a tensor, unless it has no values; an error is warned of and does not reach the program."""
         try:
             placements = placement_text.joined(tensor.placements) if isinstance(tensor, DTensor) else ""
             local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
@@ -170,9 +178,11 @@ class NumericRecording:
             self.read()
 
     def _summary(self, tensor: Tensor) -> Summary:
-        """Return the summary of a tensor; of the one before, if it is the same tensor."""
-        if self._latest is not None and self._latest[0]() is tensor and self._latest[1] == version_of(tensor):
-            return self._latest[2]
+        """Return the summary of a tensor; the latest one again, if the tensor is the same and has not changed."""
+        if self._latest is not None:
+            reference, version, latest = self._latest
+            if reference() is tensor and version == version_of(tensor):
+                return latest
         summary = summarize(tensor, self._projections)
         self._latest = weakref.ref(tensor), version_of(tensor), summary
         return summary
