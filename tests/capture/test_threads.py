@@ -101,7 +101,7 @@ class Sending(nn.Linear):
 def test_each_backward_finds_its_modules_while_calls_are_forgotten_and_tables_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(autograd_nodes, "_KEPT_BOUNDARIES", 40)
+    monkeypatch.setattr(autograd_nodes, "_MAX_BOUNDARIES", 40)
     with record() as trace:
 
         def train() -> None:

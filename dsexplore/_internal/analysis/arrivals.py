@@ -1,15 +1,15 @@
-"""When each rank arrived at each collective: how much later than the others, and whether it was held up before.
+"""Computes when each rank arrived at each collective: how late, and whether an earlier collective held it up.
 
-A rank is late by the time from the start of the middle one of the other ranks (of an even number the earlier one) to
-its own start. Clocks of several hosts may differ; there a rank counts as late by no more than its own duration is
-shorter than the longest: all ranks leave a collective together, so whoever waited least began last. The same holds for
-ops that need not end together, such as a broadcast, to which a receiver may come late without holding up anybody.
+A rank is late by the time from the median start of the other ranks (the earlier one of the two in the middle) to its
+own start. Clocks of several hosts may differ. All ranks leave a collective together, so the rank with the shortest
+duration began last. So across hosts, a rank's lateness is at most the longest duration minus its own. The same limit
+holds for ops that need not end together, such as a broadcast: a late receiver need not hold up anybody.
 
 Worked example: ranks 0, 1 and 2 begin an all_reduce at 0, 2 and 200 ms, and leave it at 205 ms. Its transfer takes
 5 ms, the least of 205, 203 and 5. Ranks 0 and 1 waited for 200 and 198 ms, and rank 2 was late by 200 ms.
 
-A rank is *held up* if it comes late although its program took no longer than the others' since the last
-collective that had ended on it: it waited for another rank there, or that collective was a slow one.
+A rank is *held up* if it comes late although its program took no longer than the others' since the last collective that
+had ended on it: it waited for another rank in that collective, or the collective was slow.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from dsexplore._internal.trace.matching import TOGETHER, matched
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 LATE = 50e-6
-"""Seconds from which on a rank is called late: less is the time a process wakes up in."""
+"""Seconds above which a rank is called late; a process takes up to that long to wake up."""
 LATE_SHARE = 0.05
-"""The same as a share of the transfer."""
+"""Share of the transfer above which a rank is called late; both limits have to be exceeded."""
 
 ADDED: dict[str, pl.DataType] = {
     "row": pl.UInt32(),  # position in the trace's events
-    "same_group": pl.String(),  # as in `trace.matching.numbered`
-    "number": pl.Int64(),
+    "same_group": pl.String(),  # name of the group on all ranks, see `trace.matching.numbered`
+    "number": pl.Int64(),  # number of the collective in its group
     "instance": pl.Int64(),  # equal for the ranks of one collective
-    "count": pl.UInt32(),  # ranks that measured it
+    "count": pl.UInt32(),  # number of ranks that measured it
     "begin": pl.Float64(),  # seconds since the first start of the trace
     "took": pl.Float64(),  # seconds on this rank
     "duration": pl.Float64(),  # seconds of the transfer: the least over ranks
     "lateness": pl.Float64(),  # seconds after the first rank
-    "deviation": pl.Float64(),  # seconds after the middle one of the other ranks; below 0 before it
-    "late_by": pl.Float64(),  # the same, and 0 before it
+    "deviation": pl.Float64(),  # seconds after the median of the other ranks; negative if before it
+    "late_by": pl.Float64(),  # the deviation; 0 if negative
     "is_late": pl.Boolean(),  # whether others waited for this rank
-    "is_held_up": pl.Boolean(),  # whether what it had called before made it late, and not its own program
+    "is_held_up": pl.Boolean(),  # whether an earlier collective made it late, and not its own program
 }
 """The columns that `arrivals` adds to those of the events."""
 _LEAST_SHARE_OF_DELAY = 0.5
-"""The part of a rank's lateness that its own program must have taken longer, for that lateness to be its own."""
+"""The share of a rank's lateness by which its program must have taken longer than the others' not to be held up."""
 COMES_LATE = pl.col("is_late") & ~pl.col("is_held_up")
 """The arrivals that are late because of their rank's own program."""
 
@@ -51,18 +51,18 @@ COMES_LATE = pl.col("is_late") & ~pl.col("is_held_up")
 def arrivals(tables: Tables) -> pl.DataFrame:
     """Return one row per rank and collective that at least two ranks measured.
 
-    Once the ranks of a group called different ops, the rest of that group's collectives is omitted: their numbers no
-    longer tell which belong together.
+    If the ranks of a group call different ops, that collective of the group and all later ones are omitted: their
+    numbers do not show which calls belong together.
 
     Args:
-        tables: of several ranks, on one clock (see `trace.merge`).
+        tables: a trace of several ranks on one clock (see `trace.merge`).
 
     Returns:
-        Columns of the events, and `ADDED`; in the order of ranks and of their programs.
+        Columns of the events and `ADDED`, sorted by rank and program order.
     """
     has_times = pl.col("start").is_not_null() & pl.col("end").is_not_null()
     measured_ranks = tables.events.select(pl.col("rank").filter(has_times).n_unique()).item()
-    if measured_ranks < 2:  # nobody to compare with
+    if measured_ranks < 2:
         tables = replace(tables, events=tables.events.clear())
     with_rows = tables.events.with_row_index("row")
     measured = _shared_collectives(_collectives_before_parting(matched(replace(tables, events=with_rows))))
@@ -90,7 +90,7 @@ def _shared_collectives(collectives: pl.DataFrame) -> pl.DataFrame:
 
 
 def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
-    """Add the lateness of each rank to the rows."""
+    """Add the columns from ``duration`` to ``is_late``."""
     clocks = dict(zip(info.ranks, info.clocks, strict=False))
     clock = pl.col("rank").replace_strict(clocks, default="", return_dtype=pl.String)
     same_clock = (clock.first() == clock).all().over("instance") & (clock != "")
@@ -118,7 +118,12 @@ def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
 
 
 def _held_up(arrived: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Add ``is_held_up``: True if a rank is late because of what had ended on it before."""
+    """Add ``is_held_up``.
+
+    Args:
+        arrived: the rows with ``is_late``.
+        events: all events of the trace; the last one that had ended shows since when a rank's own program ran.
+    """
     if not arrived["is_late"].any():
         return arrived.with_columns(is_held_up=pl.lit(False))
     timed = events.filter(pl.col("start").is_not_null() & pl.col("end").is_not_null())

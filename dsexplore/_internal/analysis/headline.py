@@ -1,7 +1,4 @@
-"""`Headline`: who is late, and what a step sends, in at most five sentences and the numbers of one bar.
-
-A sentence is omitted where there is nothing to say. Each knows its events and its module, which views lead to.
-"""
+"""`Headline` summarizes a trace in a few sentences, each with the events and the module that it is about."""
 
 from __future__ import annotations
 
@@ -49,10 +46,10 @@ _BESIDE_STEPS: dict[Phase, str] = {
     "between steps": "; between steps {} were sent",
 }
 NOTHING = "Nothing is sent: the program called no collective."
-_MOST_AXES = 4
-_MOST_STEPS = 3
+_MOST_AXES = 4  # that are named
+_MOST_STEPS = 3  # that are named if they differ from steady ones
 _UNEVEN = 1.25
-"""Share of an even split from which a rank is named that uneven all_to_alls send more."""
+"""The multiple of the mean from which a rank is named to which uneven all_to_alls send more."""
 
 
 @dataclass(frozen=True)
@@ -196,11 +193,12 @@ class Headline(Result):
 
     @cached_property
     def _timed(self) -> pl.DataFrame:
-        """When the collectives of steady steps ran; null where that was not measured."""
+        """Times of the collectives of steady steps; null if they were not measured."""
         placed = self._coded.select("row", "rank", "step", "axis")
         return self.tables.with_columns(placed, "start", "end", "is_async", "waited")
 
     def _weighed(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Add ``weight``, the number of ranks that an event's rank represents."""
         weight = pl.lit(1, pl.Int64)
         if self.tables.info.stands_for:
             weights = dict(self.tables.info.weights)
@@ -214,7 +212,7 @@ class Headline(Result):
         return next(notes, "").removeprefix(ENDED_EARLY)
 
     def _stopped(self) -> Iterator[Sentence]:
-        """Yield the sentence about the exception that ended the recording; figures per step are of whole steps only."""
+        """Yield the sentence about the exception that ended the recording."""
         if not self.stopped_with:
             return
         last = self.tables.events.tail(1)
@@ -397,4 +395,5 @@ def _sends(events: pl.DataFrame) -> bool:
 
 
 def _positions(events: pl.DataFrame) -> npt.NDArray[np.int64]:
+    """Return the positions of events in the trace, from their column ``row``."""
     return events["row"].cast(pl.Int64).to_numpy()

@@ -1,4 +1,4 @@
-"""The questions that the report of a run answers in words: what is sent, by which modules, at start-up, and memory."""
+"""Answers the questions in the report of a run: what is sent, by which modules, at start-up, and the memory needed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.units import format_bytes, format_count, format_share
 
 _MOST_PLACES = 5
+"""Number of places in the model that an answer names."""
 _MADE_BY = "made by: "
+"""Begin of the note with the command that made the trace."""
 
 
 def report(headline: Headline) -> list[tuple[str, str]]:
     """Return (question, answer) pairs about a trace with events.
 
-    Bytes are wire bytes per rank, and per step where the answer says so.
+    Bytes are wire bytes per rank; the answer says if they are per step.
     """
     tables = headline.tables
     made = "; ".join(note.removeprefix(_MADE_BY) for note in tables.info.notes if note.startswith(_MADE_BY))
@@ -76,10 +78,10 @@ def _modules(headline: Headline) -> str:
     total = int(places["wire_bytes"].sum())
     parts = []
     for place, size, modules, owners in places.head(_MOST_PLACES).iter_rows():
-        its = events.filter(pl.col("owner").is_in(owners))
+        purposes = listed(purposes_of(events.filter(pl.col("owner").is_in(owners)), size))
         many = f" ×{modules:,}" if modules > 1 else ""
         size_text = format_bytes(size / headline.ranks / headline.steps)
-        parts.append(f"{place}{many} {size_text} ({format_share(size, total)}: {listed(purposes_of(its, size))})")
+        parts.append(f"{place}{many} {size_text} ({format_share(size, total)}: {purposes})")
     more = f"; {places.height - _MOST_PLACES:,} more" if places.height > _MOST_PLACES else ""
     return "; ".join(parts) + more + "." if parts else ""
 
@@ -131,7 +133,17 @@ def _implicit(headline: Headline) -> str:
 
 
 def _largest(events: pl.DataFrame, keys: Sequence[str], share: float, most: int) -> list[tuple[tuple[str, ...], str]]:
-    """Return the values of some columns for which most is sent, each with the wire bytes, divided by `share`."""
+    """Return the largest senders by some columns.
+
+    Args:
+        events: events with the column ``weight``.
+        keys: the columns.
+        share: a divisor of the bytes, such as the number of ranks times that of steps.
+        most: maximum number of senders.
+
+    Returns:
+        (values of the columns, wire bytes as text) pairs, the largest first.
+    """
     parts = events.partition_by(*keys, as_dict=True, maintain_order=True)
     ranked = sorted(parts.items(), key=lambda item: (-item[1].select(weighed("wire_bytes")).item(), item[0]))
     return [(tuple(map(str, key)), wire_text(part, share)) for key, part in ranked[:most]]

@@ -1,7 +1,7 @@
-"""The time that a program blocks on its disk and its input, by module.
+"""Sums the time that a program blocks on its disk and its input, by module.
 
-A wait is measured from the call until its transfer is complete; input from the call of ``next`` on a ``DataLoader``
-until the batch has arrived.
+A wait for the disk lasts from the call until its transfer is complete. A wait for input lasts from the call of ``next``
+on a ``DataLoader`` until the batch has arrived.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ COLUMNS: dict[str, pl.DataType] = {
     "op": pl.String(),  # wait: for reads and writes; input: for the next batch
     "module": pl.String(),  # module that was running; "" outside any
     "phase": pl.String(),
-    "count": pl.Int64(),  # waits of all ranks
-    "seconds": pl.Float64(),  # of one rank, the mean over those that were recorded
+    "count": pl.Int64(),  # number of waits of all ranks
+    "seconds": pl.Float64(),  # per rank: the mean over the recorded ranks
 }
-_STILL = ("wait", "input")
 _FOR = {"wait": "the disk", "input": "input"}
+"""{op that blocks the program: what it waits for}."""
 _EXPLAINS = 0.5
 """The share of a rank's lateness by which it must have blocked longer than the others, for that to be the reason."""
 
 
 def io_waits(tables: Tables) -> pl.DataFrame:
     """Return one row per module and phase in which the program blocked, the longest first; columns: `COLUMNS`."""
-    ended = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
+    ended = tables.io.filter(pl.col("op").is_in(list(_FOR))).drop_nulls("end")
     seconds = (pl.col("end") - pl.col("start")).sum() / 1e9 / _ranks(tables)
     sums = ended.group_by("op", "module", "phase").agg(pl.len().alias("count"), seconds.alias("seconds"))
     ordered = sums.sort("seconds", "op", "module", "phase", descending=[True, False, False, False])
@@ -77,12 +77,12 @@ def _span(tables: Tables) -> float:
 def reason_of_lateness(tables: Tables, late: LateRank) -> str:
     """Return a sentence if a late rank blocked on its disk or input before it came late; empty if it did not.
 
-    What counts is the time that it blocked between its previous collective and the late one, beyond that of the other
-    ranks: a wait that all have in common makes none late. Late collectives of one step are summed, since consecutive
-    ones are late for the same reason.
+    The time that it blocked between its previous collective and the late one must exceed that of the other ranks, as a
+    wait that all share makes no rank late. Late collectives of one step are summed, since consecutive ones are late for
+    the same reason.
     """
-    still = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
-    if still.is_empty():
+    blocking = tables.io.filter(pl.col("op").is_in(list(_FOR))).drop_nulls("end")
+    if blocking.is_empty():
         return ""
     events = (
         tables.events.with_row_index("row")
@@ -93,7 +93,7 @@ def reason_of_lateness(tables: Tables, late: LateRank) -> str:
     )
     by = "step" if events["step"].n_unique() > 1 else "row"
     windows = events.select("row", "rank", of=by, since="since", until="start")
-    inside = windows.join(still.select("rank", "op", "start", "end"), on="rank")
+    inside = windows.join(blocking.select("rank", "op", "start", "end"), on="rank")
     overlap = pl.min_horizontal("until", "end") - pl.max_horizontal("since", "start")
     waited = inside.with_columns(overlap=overlap.clip(lower_bound=0))
     is_late = pl.col("rank") == late.rank
@@ -107,7 +107,12 @@ def reason_of_lateness(tables: Tables, late: LateRank) -> str:
 
 
 def _median(waited: pl.DataFrame, windows: pl.DataFrame) -> float:
-    """Return the median over steps, or collectives, of the seconds that a rank waited in their windows."""
+    """Return the median over windows of the seconds that a rank waited in them.
+
+    Args:
+        waited: waits by window; columns ``rank``, ``of`` (a step or a collective) and ``overlap`` in nanoseconds.
+        windows: all windows, also those without waits; columns ``rank`` and ``of``.
+    """
     sums = waited.group_by("rank", "of").agg(pl.col("overlap").sum())
     per_window = windows.select("rank", "of").unique().join(sums, on=["rank", "of"], how="left")
     middle = per_window["overlap"].fill_null(0).median()

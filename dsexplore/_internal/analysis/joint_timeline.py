@@ -1,4 +1,4 @@
-"""The timelines of two traces as one, on one scale: a step of one rank of each, A's lanes above B's."""
+"""Joins the timelines of two traces: one step of one rank of each, on one scale, A's lanes above B's."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def joint_timeline(
 ) -> Timeline:
     """Build the timeline of the last step of two traces, lanes ``A · …`` above lanes ``B · …``, both starting at 0.
 
-    Each side shows one rank: the lowest that both traces have, else its own lowest. Times are measured ones if both
-    traces have them, else program order. Axes are sorted by their bytes in both traces together, as in the tree of the
-    difference. Its spans have a further column, ``side``: A or B.
+    Each side shows one rank: the lowest that both traces have, or else its own lowest. Times are measured if both
+    traces have measured times, else program order. Axes are sorted by their bytes in both traces together. Spans have a
+    further column ``side``, A or B.
 
     Args:
         before: the trace called A.
         after: the trace called B.
-        lanes: as in `timeline_of`; None for phases.
-        colors: as in `timeline_of`; None for axes, or for phases where lanes are not phases.
+        lanes: the kind of lanes, see `timeline_of`; None for phases.
+        colors: the kind of colors, see `timeline_of`; None for axes, or for phases if lanes are not phases.
 
     Raises:
         UsageError: unknown lanes or colors.
@@ -59,7 +59,7 @@ def _conclusion(tables: Sequence[Tables], spans: pl.DataFrame | None) -> str:
 
     Args:
         tables: the steps that are drawn, A's and B's.
-        spans: of both sides, measured; None in program order.
+        spans: the measured spans of both sides; None in program order.
     """
     counts = [side.events.height for side in tables]
     if not any(counts):
@@ -105,12 +105,12 @@ def _untimed(tables: Tables) -> Tables:
 
 
 def _side_spans(timeline: Timeline, side: Literal["A", "B"], first_row: int) -> pl.DataFrame:
-    """Return the spans of one side, which begin at 0, with its name in their lanes and in a column ``side``.
+    """Return the spans of one side, shifted to begin at 0, with its name in their lanes and in a column ``side``.
 
     Args:
-        timeline: of the side's step.
-        side: A or B.
-        first_row: of the side's events, in the joined events.
+        timeline: the timeline of the side's step.
+        side: the side's name.
+        first_row: the row of the side's first event in the joined events.
     """
     first = pl.col("begin").min()
     return timeline.spans.with_columns(

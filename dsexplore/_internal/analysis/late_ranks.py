@@ -1,18 +1,17 @@
-"""The ranks that come late again and again, of all ranks that a trace measured.
+"""Finds the ranks that come late repeatedly.
 
-Each rank is a little early or late. So a rank is named only
+Each rank is a little early or late. So a rank is named only in two cases:
 
-* where it was late at least `LEAST` times, and chance would explain that less than once in ten thousand times. Two
-  things are unlikely: that so many of the collectives with a late rank have this one, and that it was late by so nearly
-  the same each time. The second counts only far beyond what ranks usually vary by. The arrivals that are late by much
-  more than that are examined first, then all;
-* or where no rank is late like that, and one was so late that a fifth of the measured time went by.
+* It was late at least `LEAST` times, and the probability that this is chance is below `CHANCE`. Two things are
+  unlikely: that so many of the late arrivals are of this rank, and that it was late by nearly the same time in each.
+  The second counts only for lateness far above the jitter. Arrivals with such lateness are examined first, then all.
+* No rank is late like that, and one was so late that it cost a fifth of the measured time.
 
-How much ranks usually vary, the jitter, is half the width of the shortest range that holds a third of the deviations of
-a rank, of the middle one of the ranks: a rank may be late in two collectives of three.
+The jitter is how much ranks usually vary. For each rank, half the width of the shortest range is taken that holds a
+third of its deviations, since a rank may be late in two of three collectives. The jitter is the median over ranks.
 
-Worked example: four ranks reduce six times, and vary by 2 ms. Rank 1 is late by 198 to 202 ms each time. That all six
-late arrivals are of one rank is a chance of 1 in 4⁵, and that they lie within 2 ms of 200 one of 1 in 100⁵.
+Worked example: four ranks reduce six times, and vary by 2 ms. Rank 1 is late by 198 to 202 ms each time. The
+probability that all six late arrivals are of one rank is 1 in 4⁵, and that all lie within 2 ms of 200 is 1 in 100⁵.
 """
 
 from __future__ import annotations
@@ -29,18 +28,20 @@ from dsexplore._internal.analysis.arrivals import COMES_LATE
 BEYOND_JITTER = 15
 """Factor on the jitter above which lateness is more than jitter."""
 LEAST = 3
+"""Number of late arrivals from which on a rank is late repeatedly."""
 CHANCE = 1e-4
+"""Probability of chance below which a rank is late repeatedly."""
 LEAST_SHARE = 0.01
-"""The part of the measured time that a rank which is late again and again must have cost to be named."""
+"""Share of the measured time that a rank which is late repeatedly must have cost."""
 SINGLE_SHARE, SINGLE_LEAST = 0.2, 0.1
-"""The part of the measured time by which a rank that is late seldom must be late, and the seconds of each time: a busy
-host stops any process for some tens of milliseconds now and then."""
+"""For a rank that is not late repeatedly: the share of the measured time that it must have cost, and the seconds of
+each late arrival. A busy host stops any process for some tens of milliseconds now and then."""
 NEARLY_ALL = 0.75
-"""The part of all ranks' lateness that is such a rank's."""
+"""The share of all ranks' lateness that such a rank must have."""
 _ALWAYS = 0.8
-"""The share of a rank's steps in which it is late from some time on, so that it is so since then."""
+"""Share of the steps from some step on in which a rank must be late to be late since then."""
 _FINEST = 1e-3
-"""Seconds of lateness agree at best to this share of it: what agrees better does so by luck."""
+"""Share of the lateness below which a spread is taken as this share: closer agreement is coincidence."""
 
 Seconds = npt.NDArray[np.float64]
 
@@ -51,9 +52,11 @@ class LateRank:
 
     rank: int
     late_by: float
-    """Seconds: the median over its late arrivals; `least` and `most` hold four of five of them."""
+    """Seconds: the median of its late arrivals."""
     least: float
+    """Seconds: the 10th percentile of its late arrivals."""
     most: float
+    """Seconds: the 90th percentile of its late arrivals."""
     late: int
     """Number of collectives to which it was late."""
     collectives: int
@@ -61,28 +64,29 @@ class LateRank:
     ops: tuple[str, ...]
     """The ops at which it was late, that with most late arrivals first."""
     since_step: int | None
-    """The step from which on it was late in nearly all and in none before; None where there is none, as in a program
-    that does not mark its steps."""
+    """The step from which on it was late in nearly all steps, and in none before; None if there is none, or if the
+    program does not mark its steps."""
     since_number: int | None
-    """If steps are not marked, the collective since which it is late, counted from 1."""
+    """If steps are not marked, the number, from 1, of the collective since which it is late; None if there is none."""
     source: str
-    """The line of the collective to which it came late most often; empty where that is not known."""
+    """The line of the collective to which it came late most often; empty if it is unknown."""
     axis: str
-    """The axis of those groups; empty where they have none, or several."""
+    """The axis of those collectives' groups; empty if they have none, or several."""
     module: str
+    """The module of the collective to which it came late most often; empty if there is none."""
     transfer: tuple[float, float]
-    """Seconds that those collectives took themselves: four of five of them lie between."""
+    """Seconds: the 10th and the 90th percentile of the transfers of those collectives."""
     waited: float
-    """Seconds that the other ranks waited in them, all together."""
+    """Seconds that the other ranks waited in them, in sum."""
     rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
-    """The collectives to which it came late, on all ranks: positions in the trace's events."""
+    """The collectives to which it came late, on all ranks, as positions in the trace's events."""
 
 
 def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
     """Return the ranks that came late, those first for which the others waited longest.
 
     Args:
-        arrived: of all ranks, see `analysis.arrivals`.
+        arrived: the arrivals of all ranks, see `analysis.arrivals`.
     """
     late = arrived.filter(COMES_LATE)
     if late.is_empty():
@@ -90,10 +94,10 @@ def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
     span = float(arrived.select((pl.col("begin") + pl.col("took")).max()).item())
     beyond = BEYOND_JITTER * jitter(arrived)
     named: dict[int, pl.DataFrame] = {}
-    for part in (late.filter(pl.col("late_by") > beyond), late):
-        chosen = arrived.filter(pl.col("instance").is_in(part["instance"].implode()))
-        for (rank,), of_rank in part.group_by("rank"):
-            if rank not in named and _is_often(of_rank, chosen, part, beyond, span):
+    for examined in (late.filter(pl.col("late_by") > beyond), late):
+        chosen = arrived.filter(pl.col("instance").is_in(examined["instance"].implode()))
+        for (rank,), of_rank in examined.group_by("rank"):
+            if rank not in named and _is_often(of_rank, chosen, examined, beyond=beyond, span=span):
                 named[rank] = of_rank
     if not named:
         long = late.filter(pl.col("late_by") >= SINGLE_LEAST)
@@ -103,7 +107,7 @@ def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
 
 
 def jitter(arrived: pl.DataFrame) -> float:
-    """Return the usual variation of arrivals in seconds: the `_half_width` of the median rank's deviations."""
+    """Return the usual variation of arrivals in seconds: the median over ranks of the `_half_width` of deviations."""
     of_ranks = arrived.group_by("rank").agg(pl.col("deviation").sort())
     widths = sorted(_half_width(deviations.to_numpy()) for deviations in of_ranks["deviation"])
     return widths[(len(widths) - 1) // 2]
@@ -113,21 +117,21 @@ def _half_width(ordered: Seconds) -> float:
     """Return half the width of the shortest range that holds a third of the values.
 
     Args:
-        ordered: (values,) in ascending order.
+        ordered: the values in ascending order, shape (n,).
     """
-    held = -(-len(ordered) // 3)
-    return float((ordered[held - 1 :] - ordered[: len(ordered) - held + 1]).min()) / 2
+    third = math.ceil(len(ordered) / 3)
+    return float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min()) / 2
 
 
 def _is_often(late: pl.DataFrame, chosen: pl.DataFrame, of_all: pl.DataFrame, beyond: float, span: float) -> bool:
     """Return True if a rank is late repeatedly, by more than chance explains and at some cost.
 
     Args:
-        late: its late arrivals.
-        chosen: all arrivals at collectives that have a late one.
-        of_all: the late ones of these.
-        beyond: seconds; lateness above it is far more than the usual variation.
-        span: seconds that were measured.
+        late: the late arrivals of the rank.
+        chosen: all arrivals at the collectives with a late arrival.
+        of_all: the late arrivals among these.
+        beyond: seconds above which lateness is far more than the jitter.
+        span: the measured time in seconds.
     """
     by = np.sort(late["late_by"].to_numpy())
     if len(by) < LEAST or by.sum() < LEAST_SHARE * span:
@@ -141,24 +145,25 @@ def _is_often(late: pl.DataFrame, chosen: pl.DataFrame, of_all: pl.DataFrame, be
     return log_chance < math.log(CHANCE)
 
 
-def _log_choices(of: int, count: int) -> float:
-    """Return the logarithm of the binomial coefficient, `of` choose `count`."""
-    return math.lgamma(of + 1) - math.lgamma(count + 1) - math.lgamma(of - count + 1)
+def _log_choices(n: int, k: int) -> float:
+    """Return the logarithm of the binomial coefficient n choose k."""
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
 def _is_costly(late: pl.DataFrame, of_all: pl.DataFrame, span: float) -> bool:
     """Return True if a rank's few late arrivals make up nearly all lateness, and cost much of the time.
 
     Args:
-        late: its late arrivals.
-        of_all: those of all ranks.
-        span: seconds that were measured.
+        late: the late arrivals of the rank.
+        of_all: the late arrivals of all ranks.
+        span: the measured time in seconds.
     """
     total = float(late["late_by"].sum())
     return total >= NEARLY_ALL * float(of_all["late_by"].sum()) and total >= SINGLE_SHARE * span
 
 
 def _described(rank: object, late: pl.DataFrame, arrived: pl.DataFrame) -> LateRank:
+    """Describe a late rank by its late arrivals and the arrivals of all ranks."""
     ops = late["op"].value_counts(sort=True)["op"].to_list()
     arrivals = arrived.filter(pl.col("rank") == rank).join(
         late.select("op", "same_group").unique(), on=["op", "same_group"]
@@ -167,7 +172,7 @@ def _described(rank: object, late: pl.DataFrame, arrived: pl.DataFrame) -> LateR
     by, durations = late["late_by"].to_numpy(), late["duration"].to_numpy()
     least, most = np.quantile(by, (0.1, 0.9))
     waited = float((together["took"] - together["duration"]).sum())
-    usual = late.group_by("source", "owner").len().sort("len", "source", descending=[True, False]).row(0)
+    usual = late.group_by("source", "owner").len().sort("len", "source", descending=[True, False]).row(0, named=True)
     axes = late["axis"].unique().to_list()
     is_late = arrivals.sort("seq").select("step", is_late=pl.col("row").is_in(late["row"].implode()))
     of_steps = is_late.group_by("step", maintain_order=True).agg(pl.col("is_late").any())
@@ -182,9 +187,9 @@ def _described(rank: object, late: pl.DataFrame, arrived: pl.DataFrame) -> LateR
         ops=tuple(ops),
         since_step=int(of_steps["step"][since]) if since is not None and of_steps.height > 1 else None,
         since_number=since + 1 if since is not None and of_steps.height == 1 else None,
-        source=(usual[0] or "").partition(" ← ")[0],
-        axis=axes[0] or "" if len(axes) == 1 else "",
-        module=usual[1] or "",
+        source=(usual["source"] or "").partition(" ← ")[0],
+        axis=(axes[0] or "") if len(axes) == 1 else "",
+        module=usual["owner"] or "",
         transfer=(float(np.quantile(durations, 0.1)), float(np.quantile(durations, 0.9))),
         waited=waited,
         rows=together["row"].cast(pl.Int64).to_numpy(),
@@ -195,7 +200,7 @@ def _since(is_late: npt.NDArray[np.bool_]) -> int | None:
     """Return the position from which on nearly all are late; None if that is the first, or there is none.
 
     Args:
-        is_late: (steps or collectives,) in program order.
+        is_late: one value per step or collective, in program order.
     """
     first = int(np.argmax(is_late))
     return first if first and is_late[first:].mean() >= _ALWAYS else None

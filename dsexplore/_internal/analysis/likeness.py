@@ -1,8 +1,8 @@
-"""Comparison of what two ranks do: their traces, written so that the number of a rank does not show.
+"""Compares what two ranks do, by their traces as text that does not depend on the numbers of ranks.
 
-A peer becomes its distance in the group, a root its position in it, and a group its axis, its size and the distances
-between its members. Steps, ops, modules, bytes, shapes, causes and source lines are unchanged. Times, notes and the
-names of groups are omitted, and parameters' local shapes where the caller can compute them.
+A peer is written as its distance in the group, a root as its position in the group, and a group as its axis, its size
+and the distances between its members. Steps, ops, modules, bytes, shapes, causes and source lines are unchanged. Times,
+notes and names of groups are omitted, and so are the local shapes of parameters that the caller can compute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from dsexplore._internal.trace.tables import Tables
 
 Line = tuple[str, ...]
-"""One event, parameter or module as text: what it is, then its values."""
+"""One event, parameter or module: the word ``event``, ``parameter`` or ``module``, then its values as text."""
 
 _EVENT = (
     *("step", "op", "raw_op", "phase", "trigger", "owner", "message_bytes", "wire_bytes", "dtype", "shape", "implicit"),
@@ -27,7 +27,10 @@ _MODULE = ("module", "type", "calls")
 
 
 def lines(tables: Tables) -> Iterator[Line]:
-    """Yield what one rank did, line by line, in program order; lines of parameters end with the local shape."""
+    """Yield the events of one rank in program order, then its parameters, then its modules.
+
+    The line of a parameter ends with its local shape.
+    """
     groups = {
         name: (list(ranks), (axis, str(size), _distances(list(ranks))))
         for name, axis, size, ranks in tables.groups.select("group", "axis", "size", "ranks").iter_rows()
@@ -47,7 +50,7 @@ def digests(tables: Tables, explained: Collection[str] = ()) -> tuple[str, str]:
 
     Args:
         tables: the trace of one rank.
-        explained: names of parameters whose local shapes the first digest omits; the second one has them all.
+        explained: names of parameters whose local shapes the first digest omits; the second digest has them all.
     """
     unexplained, whole = hashlib.sha256(), hashlib.sha256()
     for line in lines(tables):
@@ -73,10 +76,12 @@ def first_difference(tables: Tables, other: Tables) -> str:
 
 
 def _text(line: Line | None) -> str:
+    """Return a line in words: an event by its op, bytes and source, the rest by kind and name."""
     if line is None:
         return "nothing"
     if line[0] == "event":
-        return f"{line[2]} of {line[7]} B at {line[13] or 'no line'}"
+        event = dict(zip(_EVENT, line[1:], strict=False))
+        return f"{event['op']} of {event['message_bytes']} B at {event['source'] or 'no line'}"
     return f"{line[0]} {line[1]}"
 
 
@@ -92,7 +97,10 @@ def _distances(ranks: list[int]) -> str:
 
 
 def _place(rank: int, peer: Any, members: list[int]) -> str:
-    """Return the distance to a peer in the group, modulo its size: the next rank is 1, also for the last rank."""
+    """Return the distance to a peer in the group, modulo its size: 1 for the next rank, and from the last to the first.
+
+    ``-`` for None; ``rank 7`` for a peer that is not in the group.
+    """
     if peer is None:
         return "-"
     if rank not in members or peer not in members:
@@ -101,4 +109,7 @@ def _place(rank: int, peer: Any, members: list[int]) -> str:
 
 
 def _position(root: Any, members: list[int]) -> str:
-    return "-" if root is None else str(members.index(root)) if root in members else f"rank {root}"
+    """Return the position of a root in the group; ``-`` for None, ``rank 7`` for a rank that is not in the group."""
+    if root is None:
+        return "-"
+    return str(members.index(root)) if root in members else f"rank {root}"

@@ -1,8 +1,9 @@
-"""Flows: the events of a recorded rank that go over the same links, inside a node or between nodes."""
+"""Finds the flows of a world map: events of a recorded rank that go over the same links, in a node or between nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import polars as pl
 
@@ -14,14 +15,25 @@ FLOW = ("rank", "axis", "group", "peer")
 """Events that agree in these columns go over the same links."""
 
 
+class Link(NamedTuple):
+    """What one recorded rank sends over the links of one axis at one level in a step, the columns `world_map.LINKS`."""
+
+    rank: int
+    axis: str
+    level: str
+    peers: int
+    bytes: int
+    events: int
+
+
 def flows_with(tables: Tables, flows: pl.DataFrame, ranks: Iterable[int], axis: str | None = None) -> pl.Series:
     """Return a mask of shape (n,): True for flows in which any of `ranks` takes part together with the recorded rank.
 
     Args:
         tables: the trace.
-        flows: n of them; columns `FLOW`.
-        ranks: the ranks.
-        axis: only flows over this axis; None for all.
+        flows: n flows; columns `FLOW`.
+        ranks: the ranks to look for.
+        axis: the axis of the flows to look at; None for all.
     """
     wanted = sorted(set(ranks))
     with_rank = tables.groups.filter(pl.col("ranks").list.set_intersection(wanted).list.len() > 0)["group"]
@@ -35,8 +47,8 @@ def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: s
 
     Args:
         tables: the trace.
-        flows: n of them; columns `FLOW`.
-        ranks_per_node: ranks on each node.
+        flows: n flows; columns `FLOW`.
+        ranks_per_node: the number of ranks on each node.
         axis: one of `WorldMap.axes`; None for all.
         level: `INSIDE` (to a rank on the same node) or `BETWEEN` (to one on another node).
     """
@@ -58,5 +70,5 @@ def level_of(rank: int, other: int, ranks_per_node: int) -> str:
 
 
 def axis_name() -> pl.Expr:
-    """Return an expression for an event's axis, with a name for groups that are no axis."""
+    """Return an expression for an event's axis; `NO_AXIS` for groups that are no axis."""
     return pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")

@@ -1,17 +1,18 @@
-"""Functions that make a `WorldMap`: of a trace, and of some of its events."""
+"""Makes a `WorldMap` of a trace, or of some of its events."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore._internal.analysis.link_flows import BETWEEN, FLOW, INSIDE, axis_name, level_of
+from dsexplore._internal.analysis.link_flows import BETWEEN, FLOW, INSIDE, Link, axis_name, level_of
 from dsexplore._internal.analysis.running_times import FlowSeconds, RunningTimes, measured_times
 from dsexplore._internal.analysis.step_timeline import Sizes
 from dsexplore._internal.analysis.world_map import Box, Shade, WorldMap
@@ -20,6 +21,7 @@ from dsexplore._internal.trace.steps import in_steps
 from dsexplore._internal.trace.tables import Tables
 
 NO_TIMES = "no collective of this trace has a measured duration"
+"""Part of the error's text for a map of seconds without times."""
 
 
 def world_map(
@@ -35,12 +37,12 @@ def world_map(
 
     Args:
         tables: the trace.
-        ranks_per_node: ranks on each node; consecutive ranks share a node.
-        sizes: which bytes it shows, wire or message.
+        ranks_per_node: the number of ranks on each node; consecutive ranks share a node.
+        sizes: the kind of bytes, ``"wire"`` or ``"message"``.
         axis: the axis whose groups are outlined; None for none.
-        shade: what shades the ranks, bytes or seconds.
-        times: source of the seconds; None for measured ones.
-        box: what those ranks are, a node or a domain of several nodes.
+        shade: the quantity that shades the ranks, ``"bytes"`` or ``"seconds"``.
+        times: the source of the seconds; None for measured times.
+        box: the name of `ranks_per_node` ranks: a node, or a domain of several nodes.
 
     Raises:
         UsageError: fewer than one rank per node, unknown sizes, axis or shade, or no times for seconds.
@@ -64,7 +66,16 @@ def world_map(
 
 
 def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -> FlowSeconds:
-    """Return the seconds of these events, which have the column ``row`` and a name where there is no axis."""
+    """Return the seconds that shade the map.
+
+    Args:
+        tables: the trace.
+        events: its events in steps, with the column ``row`` and their axis by `axis_name`.
+        times: the source of the seconds; None for measured times.
+
+    Raises:
+        UsageError: there are no times.
+    """
     times = times or measured_times(tables)
     if times is None:
         raise UsageError(
@@ -82,16 +93,16 @@ def map_of(
 
     Args:
         tables: the trace.
-        totals: rows of `FLOW`, bytes and number of events.
-        ranks_per_node: ranks on each node.
-        steps: number of steps in which that was sent.
+        totals: one tuple per flow: the columns `FLOW`, bytes, and number of events.
+        ranks_per_node: the number of ranks on each node.
+        steps: the number of steps that the totals are sums over.
         senders: the ranks whose events are recorded.
     """
     members = dict(zip(tables.groups["group"].to_list(), tables.groups["ranks"].to_list(), strict=True))
-    world = max(tables.info.world_size, 1 + max((max(held, default=0) for held in members.values()), default=0))
+    world = max(tables.info.world_size, 1 + max((max(ranks, default=0) for ranks in members.values()), default=0))
     received: dict[str, npt.NDArray[np.float64]] = {}
     groups: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
-    links: dict[tuple[int, str, str], list[Any]] = {}
+    links: dict[tuple[int, str, str], _LinkSums] = defaultdict(_LinkSums)
     for rank, axis, group, peer, size, count in totals:
         peers = [peer] if peer is not None else [other for other in members.get(group, ()) if other != rank]
         if group in members:
@@ -100,23 +111,31 @@ def map_of(
             continue
         received.setdefault(axis, np.zeros(world))[peers] += size / len(peers) / steps
         for level in (INSIDE, BETWEEN):
-            there = [other for other in peers if level_of(rank, other, ranks_per_node) == level]
-            if there:
-                link = links.setdefault((rank, axis, level), [set(), 0.0, 0])
-                link[0] |= set(there)
-                link[1] += size * len(there) / len(peers)
-                link[2] += count
-    over = tuple(
-        (rank, axis, level, len(peers), round(size / steps), -(-count // steps))
-        for (rank, axis, level), (peers, size, count) in sorted(links.items())
-    )
+            at_level = [other for other in peers if level_of(rank, other, ranks_per_node) == level]
+            if at_level:
+                sums = links[rank, axis, level]
+                sums.peers.update(at_level)
+                sums.bytes += size * len(at_level) / len(peers)
+                sums.events += count
     return WorldMap(
-        tables,
-        ranks_per_node,
-        world,
-        steps,
-        received,
-        {axis: tuple(held) for axis, held in groups.items()},
-        over,
-        senders,
+        tables=tables,
+        ranks_per_node=ranks_per_node,
+        world_size=world,
+        steps=steps,
+        received=received,
+        groups={axis: tuple(of_axis) for axis, of_axis in groups.items()},
+        over=tuple(
+            Link(*key, len(sums.peers), round(sums.bytes / steps), math.ceil(sums.events / steps))
+            for key, sums in sorted(links.items(), key=lambda item: item[0])
+        ),
+        senders=senders,
     )
+
+
+@dataclass
+class _LinkSums:
+    """What a recorded rank sends over links of one axis and level, in all steps."""
+
+    peers: set[int] = field(default_factory=set)
+    bytes: float = 0.0
+    events: int = 0

@@ -1,10 +1,10 @@
-"""Where the values of two recorded runs part, and the first NaN or infinity of one.
+"""Finds the first tensor in which the values of two recorded runs differ, and the first NaN or infinity of a run.
 
-The runs are of two plans, two commits or two versions of torch, or of one program that was run twice.
+The runs may be of two plans, two commits or two versions of torch, or two runs of one program.
 
-Runs with the same ranks and tensor sizes are compared rank by rank, bits first. Other runs, as of two plans, are
-compared by whole tensors. Over the ranks, and over the calls of a module in a step, norms are added up as squares, and
-means as sums. If the ranks of one run hold more elements together than those of the other, they hold copies.
+Runs with the same ranks and tensor sizes are compared rank by rank, bits first. Other runs, such as of two plans, are
+compared by whole tensors: over ranks, and over the calls of a module in a step, squared norms and sums are added up. If
+the ranks of one run together hold more elements than those of the other, they hold copies.
 
 Worked example: A has an output of 64 elements on one rank, B 64 elements on each of four. B's ranks hold four copies,
 so the sum of their squared norms is divided by 4 before it is compared with A's.
@@ -53,7 +53,7 @@ def first_non_finite(numerics: pl.DataFrame) -> NonFinite | None:
     """Return the place of the first NaN or infinity in program order; None if there is none.
 
     Args:
-        numerics: see `schema.NUMERICS`.
+        numerics: a table with the columns `schema.NUMERICS`.
     """
     wrong = numerics.filter(~(pl.col("min").is_finite() & pl.col("max").is_finite()))
     if wrong.is_empty():
@@ -72,28 +72,31 @@ COLUMNS: dict[str, pl.DataType] = {
     "module": pl.String(),  # without the root's class; "" for the root
     "name": pl.String(),  # output, or the parameter's own name
     "call": pl.Int32(),
-    "ranks": pl.List(pl.Int32()),  # those on which it differs beyond rounding, or in bits if on none; of whole tensors
-    # all that hold a part of it
+    # Ranks on which it differs beyond rounding; if there are none, in bits. For whole tensors, all that hold a part.
+    "ranks": pl.List(pl.Int32()),
     "same_bits": pl.Boolean(),  # the hash and the projection are equal
     "same": pl.Boolean(),  # norm and mean differ by no more than rounding
     "reordered": pl.Boolean(),  # the same bits in another order: the hash is equal, the projection is not
     "norm_before": pl.Float64(),
     "norm_after": pl.Float64(),
-    "difference": pl.Float64(),  # of norm or mean, the larger one, relative to the norm or the root mean square
+    "difference": pl.Float64(),  # the larger one of norm relative to the norm, and mean relative to the root mean square
 }
-"""Columns of `NumericDifference.to_frame`, in program order."""
+"""Columns of `NumericDifference.to_frame`; its rows are in program order."""
 
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+"""{dtype: relative distance of 1 to the next number}."""
 _ROUNDINGS, _MOST = 1000.0, 0.02
-"""How many units in the last place a norm may differ by rounding, and what it may not in any dtype."""
+"""The multiple of `_EPS` by which a norm may differ due to rounding, and the relative difference that exceeds rounding
+in any dtype."""
 _OF_LARGEST, _MOST_OF_LARGEST = 8.0, 1e-4
-"""How many units in the last place of the largest values of a phase others may differ by, as cancellation leaves, and
-which share of these at most."""
+"""The multiple of `_EPS` of the largest values of a phase by which other values may differ due to cancellation, and the
+maximum share of those largest values."""
 _PHASES = ("no-grad forward", "forward", "backward", "gradient")
+"""Phases of summaries, in the order of a step."""
 
 
 class NumericDifference(Result):
-    """Where the values of two runs part, A before and B after."""
+    """The differences between the values of two runs, A before and B after."""
 
     def __init__(self, before: pl.DataFrame, after: pl.DataFrame) -> None:
         self._before, self._after = before, after
@@ -127,19 +130,22 @@ class NumericDifference(Result):
 
     @cached_property
     def first(self) -> dict[str, object] | None:
-        """First row of `to_frame` that differs beyond rounding; of runs rank by rank else in bits; None for none.
+        """First row of `to_frame` that differs beyond rounding; None if there is none.
 
-        Modules inside one with equal outputs count as right, and so do scales of the loss: gradients of
-        outputs are compared rank by rank alone.
+        Runs that are compared rank by rank, and differ by rounding only, have the first row that differs in bits. For
+        whole tensors, a module counts as equal if a module around it has equal outputs. Gradients of outputs are then
+        not compared, as the plans may scale the loss differently.
         """
-        rows = self._rows if self.by_rank else self._rows.filter(pl.col("phase") != "backward")
-        for same in ("same", "same_bits") if self.by_rank else ("same",):
-            right = {(r["step"], r["phase"], r["module"]) for r in rows.filter(pl.col(same)).iter_rows(named=True)}
-            for row in rows.filter(~pl.col(same)).iter_rows(named=True):
-                path = row["module"].split(".") if row["module"] else []
-                around = [".".join(path[:end]) for end in range(len(path))] if row["phase"] != "gradient" else []
-                if self.by_rank or not any((row["step"], row["phase"], module) in right for module in around):
-                    return row
+        if self.by_rank:
+            different = [self._rows.filter(~pl.col(same)) for same in ("same", "same_bits")]
+            return next((rows.row(0, named=True) for rows in different if rows.height), None)
+        rows = self._rows.filter(pl.col("phase") != "backward")
+        equal = set(rows.filter(pl.col("same")).select("step", "phase", "module").iter_rows())
+        for row in rows.filter(~pl.col("same")).iter_rows(named=True):
+            path = row["module"].split(".") if row["module"] else []
+            around = [".".join(path[:end]) for end in range(len(path))] if row["phase"] != "gradient" else []
+            if not any((row["step"], row["phase"], module) in equal for module in around):
+                return row
         return None
 
     @cached_property
@@ -154,7 +160,7 @@ class NumericDifference(Result):
         return self.by_rank and bool(self._rows["same_bits"].all())
 
     def verdict(self) -> str:
-        """Return where the runs part, or that they do not."""
+        """Return the first tensor in which the runs differ, or that they do not differ."""
         tensors, row = format_count(self._rows.height, "tensor"), self.first
         if self.same_bits:
             return f"The same bits: all summaries of {tensors} agree on each rank."
@@ -212,7 +218,7 @@ def _aggregate_ranks(judged: pl.DataFrame) -> pl.DataFrame:
 
 
 def _whole(named: pl.DataFrame) -> pl.DataFrame:
-    """Return the sums over ranks, and over a module's calls, of what adds up: microbatches are calls of a part each."""
+    """Return summaries of whole tensors: sums over ranks, and over a module's calls, which may be microbatches."""
     return named.group_by(KEYS[:-1], maintain_order=True).agg(
         pl.lit(0, pl.Int32).alias("call"),
         pl.col("rank").unique().sort().alias("ranks"),
@@ -226,7 +232,7 @@ def _whole(named: pl.DataFrame) -> pl.DataFrame:
 
 
 def _norms_per_copy(both: pl.DataFrame) -> pl.DataFrame:
-    """Return both sides' norms as of one copy of the tensor; rows are omitted where sizes are no multiples."""
+    """Return norms and counts of one copy of each tensor; rows are omitted if neither size is a multiple of the other."""
     least = pl.min_horizontal("count", "count_after")
     fits = (pl.col("count") % least == 0) & (pl.col("count_after") % least == 0)
     return both.filter(fits).with_columns(
@@ -267,6 +273,7 @@ def _judged(both: pl.DataFrame) -> pl.DataFrame:
 
 
 def _looks(row: dict[str, object]) -> str:
+    """Describe how a tensor differs: in order, or by its norms and a whole factor between them."""
     if row["reordered"]:
         return "the same values in another order"
     before, after = float(str(row["norm_before"])), float(str(row["norm_after"]))

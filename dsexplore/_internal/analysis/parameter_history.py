@@ -1,9 +1,9 @@
-"""`ParameterHistory`: where one parameter lies, and what is sent for it in a step, in order.
+"""`ParameterHistory` lists what happens to one parameter in a step, in order.
 
-A trace has collectives, and not the computation between them. So "gathered", "gradient reduced" and the like are
-events, and the rest is concluded: what is gathered a second time in a step was "freed" after the first; a module that
-was called has "used" its parameters in forward, and before their gradients in backward; and where the kernels of an
-optimizer were recorded (``costs=True``), they have "updated" it after all.
+A trace has collectives, but not the computation between them. So "gathered" and "gradient reduced" are events, and the
+other moments are inferred. A parameter that is gathered a second time was "freed" in between. A module that was called
+has "used" its parameters in forward, and in backward before their gradients were reduced. If the kernels of an
+optimizer were recorded (``costs=True``), it has "updated" the parameter at the end.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from dsexplore._internal.units import format_count
 MOMENTS: dict[str, pl.DataType] = {
     "what": pl.String(),  # placed, gathered, freed, used, gradient reduced, updated
     "phase": pl.String(),
-    "op": pl.String(),  # null of what is concluded
+    "op": pl.String(),  # null for an inferred moment, as are the columns below
     "axis": pl.String(),
-    "with_parameters": pl.Int64(),  # of how many parameters the message is made; null where it is no parameter
-    "message_bytes": pl.Int64(),  # of the whole message; null of what is concluded
+    "with_parameters": pl.Int64(),  # number of parameters in the message; null for a message without parameters
+    "message_bytes": pl.Int64(),  # of the whole message
     "wire_bytes": pl.Int64(),
     "cause": pl.String(),
     "source": pl.String(),
-    "row": pl.UInt32(),  # of the trace's events; null of what is concluded
+    "row": pl.UInt32(),  # index in the trace's events
 }
+"""Columns of `ParameterHistory.to_frame`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ParameterHistory(Result):
-    """One parameter in one step, as one rank sees it. Shows itself as a picture of its shards and a list of moments."""
+    """One parameter in one step of one rank. Shows itself as a picture of its shards and a list of moments."""
 
     _INTERNAL = frozenset({"sizes", "tables"})
 
@@ -81,15 +82,15 @@ class ParameterHistory(Result):
 
 
 def parameter_history(tables: Tables, parameter: str, sizes: Sizes = "wire") -> ParameterHistory:
-    """Follow a parameter through the first step that is recorded whole, on the first recorded rank.
+    """Follow a parameter through the first step with a backward, on the first recorded rank.
 
     Args:
         tables: the trace.
-        parameter: its name in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
-        sizes: which bytes are shown, wire or message.
+        parameter: the parameter's name in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
+        sizes: the kind of bytes, ``"wire"`` or ``"message"``.
 
     Raises:
-        UsageError: no such sizes or parameter, or several that end so.
+        UsageError: there are no such sizes, no such parameter, or several whose names have this end.
     """
     if sizes not in get_args(Sizes):
         raise UsageError(f"parameter_history(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
@@ -106,11 +107,9 @@ def parameter_history(tables: Tables, parameter: str, sizes: Sizes = "wire") -> 
         what = _what(event, row["module"], unit)
         if not what:
             continue
-        before = next(
-            (moment for moment in reversed(moments) if moment["what"] in ("gathered", "gradient reduced")), None
-        )
-        if what == "gathered" and before is not None and before["what"] == "gathered":
-            moments.append(_silent("freed", before["phase"]))
+        moved = [moment for moment in moments if moment["what"] in ("gathered", "gradient reduced")]
+        if what == "gathered" and moved and moved[-1]["what"] == "gathered":
+            moments.append(_inferred("freed", moved[-1]["phase"]))
         moments.append(
             {
                 "what": what,
@@ -122,36 +121,45 @@ def parameter_history(tables: Tables, parameter: str, sizes: Sizes = "wire") -> 
     called = tables.modules.filter(pl.col("module") == row["module"])["calls"].sum() > 0
     computed = tables.kernels.filter((pl.col("rank") == row["rank"]) & (pl.col("step") == step))
     updated = bool(row["requires_grad"]) and "optimizer" in computed["phase"]
-    _conclude(moments, called, updated)
+    _add_inferred(moments, called=called, updated=updated)
     return ParameterHistory(tables, row["name"], row, unit, pl.DataFrame(moments, schema=MOMENTS), sizes)
 
 
-def _conclude(moments: list[dict[str, Any]], called: bool, updated: bool) -> None:
+def _add_inferred(moments: list[dict[str, Any]], *, called: bool, updated: bool) -> None:
     """Insert the uses and the update for which nothing is sent.
 
     Args:
-        moments: in order.
-        called: whether the parameter's module ran.
-        updated: whether the optimizer did.
+        moments: the moments in order, which are changed.
+        called: whether the parameter's module was called.
+        updated: whether the optimizer updated the parameter.
     """
-    named = {(moment["what"], moment["phase"]) for moment in moments}
-    if called and ("used", "forward") not in named:
-        ends = (moment["what"] == "freed" or moment["phase"] not in ("start-up", "forward") for moment in moments)
-        moments.insert(next((i for i, end in enumerate(ends) if end), len(moments)), _silent("used", "forward"))
-    if ("used", "backward") not in named:
-        reduced = next((i for i, moment in enumerate(moments) if moment["what"] == "gradient reduced"), None)
+    known = {(moment["what"], moment["phase"]) for moment in moments}
+    if called and ("used", "forward") not in known:
+        after = [
+            index
+            for index, moment in enumerate(moments)
+            if moment["what"] == "freed" or moment["phase"] not in ("start-up", "forward")
+        ]
+        moments.insert(min(after, default=len(moments)), _inferred("used", "forward"))
+    if ("used", "backward") not in known:
+        reduced = next((index for index, moment in enumerate(moments) if moment["what"] == "gradient reduced"), None)
         if reduced is not None:
-            moments.insert(reduced, _silent("used", "backward"))
-    if updated and ("updated", "optimizer") not in named:
-        moments.append(_silent("updated", "optimizer"))
+            moments.insert(reduced, _inferred("used", "backward"))
+    if updated and ("updated", "optimizer") not in known:
+        moments.append(_inferred("updated", "optimizer"))
 
 
-def _silent(what: str, phase: str) -> dict[str, Any]:
+def _inferred(what: str, phase: str) -> dict[str, Any]:
     """Return a moment in which nothing is sent."""
     return {"what": what, "phase": phase}
 
 
 def _find(tables: Tables, name: str) -> dict[str, Any]:
+    """Return the row of the parameter with this name, or whose name ends with it, on the first rank.
+
+    Raises:
+        UsageError: there is none, or several have this end.
+    """
     parameters = tables.parameters
     names = parameters["name"].unique(maintain_order=True).to_list()
     fitting = [candidate for candidate in names if candidate == name] or [
@@ -180,13 +188,19 @@ def _unit(units: list[str], module: str) -> str:
 
 
 def _what(event: dict[str, Any], module: str, unit: str) -> str:
-    """Return what an event does to the parameter, as in `MOMENTS`; empty if it does not concern it."""
+    """Return what an event does to a parameter, a word of the column ``what``; empty if it does not concern it.
+
+    Args:
+        event: a row of the trace's events.
+        module: the parameter's module.
+        unit: the parameter's FSDP unit; empty without FSDP.
+    """
     op, cause, phase = event["op"], event["cause"], event["phase"]
     is_inside = module == event["owner"] or module.startswith(f"{event['owner']}.")
     if phase == "start-up":
         is_sent = is_inside if cause == "model broadcast" else module in (event["owner"], event["trigger"])
         return "placed" if is_sent else ""
-    if cause.startswith("FSDP"):  # also of other modules, which FSDP gathers ahead while this one runs
+    if cause.startswith("FSDP"):  # by owner, as FSDP prefetches a unit while another module runs
         what = "gathered" if op == "all_gather" else "gradient reduced"
         return what if event["owner"] == unit else ""
     if cause == "DDP gradient bucket" and is_inside:

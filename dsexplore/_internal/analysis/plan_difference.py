@@ -1,7 +1,7 @@
-"""`PlanDifference`: what a step of one trace, B, sends more or less than a step of another, A, in words and in rows.
+"""`PlanDifference` states what a step of one trace, B, sends more or less than a step of another, A.
 
-All numbers are means per rank and step (start-up: per rank), so traces with different numbers of ranks and steps can be
-compared.
+All numbers are means per rank and step, and per rank for start-up. So traces with different numbers of ranks and steps
+can be compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_AXES = 4
 _LEAST_CHANGE = 0.5
 """Bytes below which a difference of means is rounding."""
 _DIGITS = 3
-"""Decimals that numbers are rounded to, so that equal sums of other ranks compare equal."""
+"""Decimals to which means are rounded, so that equal means over different ranks compare equal."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class DifferenceSentence:
     """``axes``, ``module``, ``finding``, ``time`` or ``values``."""
     text: str
     module: str = ""
-    """The first of the modules that it speaks of; empty for none."""
+    """The first of the modules that the sentence is about; empty for none."""
 
     def __str__(self) -> str:
         return self.text
@@ -74,8 +74,8 @@ class PlanDifference(Result):
 
     @cached_property
     def sentences(self) -> tuple[DifferenceSentence, ...]:
-        """At most five sentences: by axis, by module, findings of one trace only, times, and where values part that
-        both have recorded; none if both send the same, without values."""
+        """At most five sentences: bytes by axis, by module, findings of one trace only, times, and the first recorded
+        values that differ. Each is omitted if there is no difference."""
         parts = (self._axes, self._module, self._findings, self._time, self._values)
         return tuple(sentence for part in parts for sentence in part())
 
@@ -122,7 +122,7 @@ class PlanDifference(Result):
         return _remove_shared(self.after.findings, self.before.findings)
 
     def _values(self) -> Iterator[DifferenceSentence]:
-        """Yield the sentence about where the values of both runs part."""
+        """Yield the sentence about the first values that differ, if both traces have recorded values."""
         if all(numerics.height for numerics in self._numerics):
             yield DifferenceSentence("values", " ".join(NumericDifference(*self._numerics).lines()))
 
@@ -153,12 +153,14 @@ class PlanDifference(Result):
         yield DifferenceSentence("axes", f"{text}{f' ({self.means})' if self.means else ''}.")
 
     def _calls(self) -> str:
+        """Return the part of a sentence on the number of collectives of both."""
         a, b = (float(side.to_frame()["count"].sum()) for side in (self.before, self.after))
         if round(a, _DIGITS) == round(b, _DIGITS):
             return f", in {_collectives(b)} each" if b else ""
         return f", in {_collectives(b)} instead of {count_text(a)}"
 
     def _start_up(self) -> str:
+        """Return the part of a sentence on changes outside steps, such as start-up; empty if there are none."""
         text = ""
         for what, a, b in (
             ("start-up sends", self.before.start_up_bytes, self.after.start_up_bytes),
@@ -234,10 +236,10 @@ def plan_difference(before: Tables, after: Tables) -> PlanDifference:
 
 
 def _rows_per_step(side: Headline) -> pl.DataFrame:
-    """Return count and bytes per module × op × axis × phase: per rank and step, in `OUTSIDE_STEPS` per rank."""
+    """Return count and bytes per module × op × axis × phase: per rank and step; per rank for `OUTSIDE_STEPS`."""
     totals = []
-    apart = pl.concat([side.events_of(phase) for phase in OUTSIDE_STEPS])
-    for events, share in ((side.step_events, side.ranks * side.steps), (apart, side.ranks)):
+    outside = pl.concat([side.events_of(phase) for phase in OUTSIDE_STEPS])
+    for events, share in ((side.step_events, side.ranks * side.steps), (outside, side.ranks)):
         numbers = [
             pl.col("weight").sum().alias("count"),
             *((pl.col(size) * pl.col("weight")).sum().alias(size) for size in SIZES[1:]),
@@ -248,12 +250,13 @@ def _rows_per_step(side: Headline) -> pl.DataFrame:
 
 
 def _mean_of(side: Headline) -> str:
-    parts = [f"{side.ranks:,} ranks"] if side.ranks > 1 else []
-    return " and ".join([*parts, *([f"{side.steps:,} steps"] if side.steps > 1 else [])])
+    """Return the scope of a side's means: ``"4 ranks and 2 steps"``; empty for one rank and one step."""
+    counts = {"ranks": side.ranks, "steps": side.steps}
+    return " and ".join(f"{count:,} {what}" for what, count in counts.items() if count > 1)
 
 
 def _last_of(side: Headline) -> int:
-    """Return the number of whole steps before and with the last, which alone is meant; 1 where there is no other."""
+    """Return the number of whole steps if the figures are of the last one alone; else 1."""
     return side.steady.whole if side.steps == 1 else 1
 
 
@@ -264,6 +267,7 @@ def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:
 
 
 def _remove_shared(findings: Findings, others: Findings) -> Findings:
+    """Return the findings that are not among others; those of the same rule, module and axis are equal."""
     in_others = {(finding.rule, finding.module, finding.axis) for finding in others}
     return Findings(
         findings.tables,

@@ -1,11 +1,11 @@
-"""When each collective of a trace ran, without waiting, and for how many seconds of a step a set of collectives ran.
+"""Computes when each collective of a trace ran, without waiting, and for how many seconds a set of collectives ran.
 
-A collective has one duration, the minimum over its recorded ranks: the other ranks began earlier, and the difference is
-waiting. So every event of a collective gets the start and the end of the rank with the shortest duration. Messages
-recorded at both ends are treated in the same way: a receive waits for its sender.
+A collective has one duration, the minimum over its recorded ranks: the other ranks began earlier and waited. So every
+event of a collective gets the start and the end of the rank with the shortest duration. The same holds for a message
+that both ends recorded, as a receive waits for its sender.
 
 Worked example: ranks 0 and 1 measured an all_reduce from 0 to 9 and from 6 to 10 ms. The collective ran from 6 to
-10 ms; rank 0 waited for rank 1 for 5 ms of its 9, and those 5 ms are on no link.
+10 ms. Rank 0 waited for rank 1 for 5 of its 9 ms.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class RunningTimes:
     """When the collective of each event of a trace ran."""
 
     begin: Seconds
-    """(events,) seconds; NaN where the event has no times."""
+    """Seconds of shape (events,); NaN for an event without times."""
     end: Seconds
-    """(events,)"""
+    """Seconds of shape (events,); NaN for an event without times."""
     source: Source
     steps: int
-    """Steps that have times: seconds are divided by them."""
+    """Number of steps with times, by which seconds are divided."""
     words: str
-    """The source of the seconds, in words for views."""
+    """Description of the source for views: ``"measured, the mean of 3 steps"``."""
 
 
 def measured_times(tables: Tables) -> RunningTimes | None:
@@ -63,8 +63,8 @@ def predicted_times(tables: Tables, spans: pl.DataFrame, words: str) -> RunningT
 
     Args:
         tables: the trace.
-        spans: of its collectives; columns ``rank``, ``seq``, and ``begin`` and ``until`` in seconds.
-        words: says where the seconds come from.
+        spans: predicted times of its collectives; columns ``rank``, ``seq``, and ``begin`` and ``until`` in seconds.
+        words: description of the source of the seconds, see `RunningTimes.words`.
     """
     timed = tables.events.join(spans, on=["rank", "seq"], how="left", maintain_order="left")
     return _times(timed, tables.groups, "predicted", 1, words)
@@ -75,19 +75,17 @@ def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: in
     rows = events.with_row_index("row")
     timed = rows.filter(pl.col("until").is_not_null() & ~pl.col("op").str.starts_with("switched_off"))
     collectives = numbered(rows, groups).filter(pl.col("until").is_not_null())
-    least = [
+    shortest = [
         _shortest_events(collectives, ("same_group", "number", "op")),
         _shortest_events(_messages(timed), ("name", "source_rank", "target_rank", "number")),
     ]
-    of_row = timed.select("row", *_TIMES)
-    shared = pl.concat(
-        [of_row.join(columns, on="row", how="semi").select("row").join(columns, on="row") for columns in least]
-    )
-    alone = of_row.join(shared, on="row", how="anti")
-    begin, end = (np.full(len(rows), np.nan) for _ in range(2))
-    for part in (alone, shared):
-        at = part["row"].to_numpy()
-        begin[at], end[at] = part["begin"].to_numpy(), part["until"].to_numpy()
+    own_times = timed.select("row", *_TIMES)
+    shared = pl.concat([times.join(own_times.select("row"), on="row", how="semi") for times in shortest])
+    unshared = own_times.join(shared, on="row", how="anti")
+    begin, end = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    for times in (unshared, shared):
+        row = times["row"].to_numpy()
+        begin[row], end[row] = times["begin"].to_numpy(), times["until"].to_numpy()
     return RunningTimes(begin, end, source, steps, words)
 
 
@@ -114,10 +112,10 @@ class FlowSeconds:
 
     Args:
         tables: the trace.
-        times: when the collective of each event of the trace ran.
-        flows: groups of events over the same links: columns ``rank``, ``axis``, ``group``, ``peer``.
-        rows: (n,) some events of the trace.
-        line: (n,) the flow of each of them.
+        times: the times at which the collective of each event of the trace ran.
+        flows: groups of events over the same links; columns `link_flows.FLOW`.
+        rows: indices of n events of the trace, shape (n,).
+        line: the index of the flow of each of these events, shape (n,).
     """
 
     def __init__(
@@ -153,8 +151,8 @@ class FlowSeconds:
         """Return the seconds per step in which any collective of these flows ran."""
         wanted = np.zeros(self.flows.height, bool)
         wanted[list(flows)] = True
-        kept = wanted[self._line]
-        return covered(self._begin[kept], self._end[kept]) / self.times.steps
+        mask = wanted[self._line]
+        return covered(self._begin[mask], self._end[mask]) / self.times.steps
 
     def of_ranks(self, chosen: pl.Series) -> dict[int, float]:
         """Return {recorded rank: seconds per step in which any collective of its chosen flows ran}.
@@ -182,8 +180,8 @@ def covered(begin: Seconds, end: Seconds) -> float:
     """Return the total length of the union of ranges: 4 for 0 to 3, 1 to 2 and 5 to 6.
 
     Args:
-        begin: (n,) in ascending order.
-        end: (n,)
+        begin: the begin of each range in ascending order, shape (n,).
+        end: the end of each range, shape (n,).
     """
     reach = np.maximum.accumulate(end)
     before = np.concatenate(([-np.inf], reach[:-1]))

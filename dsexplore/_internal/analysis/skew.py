@@ -1,9 +1,9 @@
-"""`Skew`: who comes late to collectives, how long the others wait for it, and what the transfer itself takes.
+"""`Skew` states which ranks come late to collectives, how long others wait for them, and how long transfers take.
 
-A rank spends two times in a collective: the transfer, which is the least time over the ranks, as the rank
-that came last waited for nobody; and the waiting, which is the rest. The two add up to what was measured. The *skew* of
-a collective is how far apart its ranks start it. `analysis.arrivals` says who is late in one collective,
-`analysis.late_ranks` who is late again and again.
+The measured time of a rank in a collective is the sum of the transfer and the waiting. The transfer is the shortest
+time over the ranks, as the rank that came last did not wait. The *skew* of a collective is the time between the first
+and the last start of its ranks. `arrivals` finds the late ranks of one collective, `late_ranks` the ranks that are late
+repeatedly.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),
     "step": pl.Int32(),
     "phase": pl.String(),
-    "module": pl.String(),  # the owner; of the first rank
-    "source": pl.String(),  # of the first rank
+    "module": pl.String(),  # the owner on the first rank
+    "source": pl.String(),  # the line on the first rank
     "message_bytes": pl.Int64(),
-    "ranks": pl.List(pl.Int32()),  # those on which it was measured
+    "ranks": pl.List(pl.Int32()),  # the ranks on which it was measured
     "first_start": pl.Float64(),  # seconds since the first start of the trace
-    "last_start": pl.Float64(),
+    "last_start": pl.Float64(),  # seconds since the first start of the trace
     "skew": pl.Float64(),  # seconds between the two
-    "late_by": pl.List(pl.Float64()),  # per rank in `ranks`: seconds after the middle one of the others
-    "late_ranks": pl.List(pl.Int32()),  # those that the others waited for; empty where none was late
+    "late_by": pl.List(pl.Float64()),  # per rank in `ranks`: seconds after the median of the others
+    "late_ranks": pl.List(pl.Int32()),  # the ranks that others waited for; empty if none was late
     "duration": pl.Float64(),  # seconds of the transfer: the least over ranks
-    "waiting": pl.List(pl.Float64()),  # per rank in `ranks`: seconds measured less the duration
+    "waiting": pl.List(pl.Float64()),  # per rank in `ranks`: measured seconds minus the duration
     "waited": pl.Float64(),  # the sum of `waiting`
-    "exposed": pl.List(pl.Float64()),  # per rank: seconds for which the program stood still for it; null: not seen
+    "exposed": pl.List(pl.Float64()),  # per rank in `ranks`: seconds for which it blocked the program; null if unknown
 }
+"""Columns of `Skew.to_frame`."""
 _NAMED = 2
-"""Late ranks in the sentence."""
+"""Number of late ranks that the verdict describes."""
 
 
 class Skew(Result):
     """Who came late to the collectives of a trace, for how long the others waited, and what the transfers took.
 
     Args:
-        tables: of several ranks, on one clock (see `trace.merge`).
+        tables: a trace of several ranks on one clock (see `trace.merge`).
     """
 
     _INTERNAL = frozenset({"tables"})
@@ -112,6 +113,7 @@ class Skew(Result):
         return " ".join(filter(None, [late_text(late), reason_of_lateness(self.tables, late)]))
 
     def _others_text(self) -> str:
+        """Return the number of late ranks that are not described; if no rank is late, the usual skew and transfer."""
         if len(self.late_ranks) > _NAMED:
             return f" {format_count(len(self.late_ranks) - _NAMED, 'more rank')} come late."
         if self.late_ranks:
@@ -127,10 +129,11 @@ class Skew(Result):
         """Return one row per collective that at least two ranks measured; or sums of them.
 
         Args:
-            by: None for `COLUMNS`; else what to sum over: see `totals`, and for ``rank`` `per_rank`.
+            by: the column to sum by, which gives the columns of `totals`, or for ``"rank"`` of `per_rank`. None does
+                not sum, and gives `COLUMNS`.
 
         Raises:
-            UsageError: no such ``by``.
+            UsageError: there is no such ``by``.
         """
         if by is not None and by not in get_args(By):
             raise UsageError(f"to_frame(by={by!r}) of a Skew: no such sum; they are {', '.join(get_args(By))}")
@@ -188,18 +191,15 @@ def range_text(low: float, high: float) -> str:
 
 def _two_digits(seconds: float, largest: float) -> str:
     """Return seconds in the unit of the largest, with two significant digits."""
-    unit, scale = next(
-        ((name, size) for name, size in UNITS_OF_SECONDS if largest >= 0.995 * size), UNITS_OF_SECONDS[-1]
-    )
-    value = float(f"{seconds / scale:.2g}")
-    return f"{value:,.10g} {unit}"
+    fitting = [(unit, scale) for unit, scale in UNITS_OF_SECONDS if largest >= 0.995 * scale]
+    unit, scale = fitting[0] if fitting else UNITS_OF_SECONDS[-1]
+    return f"{float(f'{seconds / scale:.2g}'):,.10g} {unit}"
 
 
 def _collectives(arrived: pl.DataFrame) -> pl.DataFrame:
     """Return one row per collective, with `COLUMNS`, ``same_group`` and ``took``."""
-    stood = pl.col("waited") / 1e9
     rows = (
-        arrived.with_columns(stood=stood)
+        arrived.with_columns(exposed=pl.col("waited") / 1e9)
         .sort("rank", maintain_order=True)
         .group_by("instance", maintain_order=True)
         .agg(
@@ -213,7 +213,7 @@ def _collectives(arrived: pl.DataFrame) -> pl.DataFrame:
             pl.col("duration").first(),
             (pl.col("took") - pl.col("duration")).alias("waiting"),
             pl.col("took"),
-            pl.col("stood").alias("exposed"),
+            pl.col("exposed"),
         )
         .rename({"owner": "module"})
     )
@@ -227,10 +227,14 @@ def _collectives(arrived: pl.DataFrame) -> pl.DataFrame:
 def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
     """Return the number of collectives, their seconds, and the waiting of ranks per module, axis, phase, op or group.
 
-    ``exposed`` sums the seconds for which programs were blocked, and ``hidden`` is the rest of the measured time; both
-    cover the collectives where blocking was seen, ``seen`` of all ranks' shares. ``late`` counts the collectives with a
+    ``exposed`` sums the seconds for which programs were blocked, and ``hidden`` the rest of the measured time. Both
+    cover only events for which blocking was observed; ``seen`` is their number. ``late`` counts the collectives with a
     late rank, and ``latest_rank`` is the rank that was late most often; null if none was. ``slow_ranks`` and
     ``slow_links`` list the ranks that `per_rank` would call so by these collectives alone.
+
+    Args:
+        rows: one row per collective, with `COLUMNS`.
+        by: the column to sum by.
     """
     shares = pl.col("exposed").list
     slow_ranks = _lateness(rows, [by]).filter(pl.col("late") * 2 > pl.col("collectives"))
@@ -258,12 +262,13 @@ def _hidden() -> pl.Expr:
 
 
 def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return per rank how often it was late, how long others waited for it, and the likely cause.
+    """Return one row per rank: how often it was late, how long others waited for it, and the likely cause.
 
-    Columns: ``rank``; ``collectives``; ``late``, how often it was late; ``kept_waiting``, seconds that other ranks
-        waited in those; ``waited``, its own waiting; ``exposed``; and ``likely``: ``"slow rank"`` if it was late in
-        more than half of its collectives (its program comes late), ``"slow link"`` if it is not late and its
-        collectives take twice as long as those of the same op, size and axis in groups without it; else empty.
+    Columns: ``rank``; ``collectives``, their number; ``late``, the number to which it was late; ``kept_waiting``,
+    seconds that other ranks waited in those; ``waited``, seconds that it waited itself; ``exposed``, seconds for which
+    its program was blocked; and ``likely``. That is ``"slow rank"`` if it was late to more than half of its
+    collectives. It is ``"slow link"`` if it is not late, and its collectives take twice as long as those of the same
+    op, size and axis in groups without it. Otherwise it is empty.
     """
     slow = _slow_links(rows)["rank"].to_list()
     likely = (
@@ -297,9 +302,13 @@ def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 def _slow_links(rows: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
     """Return the ranks whose collectives all take twice as long, without waiting, as in groups without them.
 
+    Args:
+        rows: one row per collective, with `COLUMNS`.
+        by: a column whose values are judged one by one; None for all collectives together. ``"group"`` compares the
+            collectives of a group with those of other groups.
+
     Returns:
-        ``rank``, and ``by`` if given: then only collectives with equal values of it are compared, except for groups,
-        which are compared with each other.
+        Columns ``rank`` and, if given, ``by``.
     """
     same = list(dict.fromkeys(["op", "message_bytes", "axis", *([by] if by not in (None, "group") else [])]))
     of_groups = rows.group_by("same_group", *same).agg(pl.col("group", "ranks").first(), pl.col("duration").median())

@@ -1,8 +1,7 @@
-"""`Timeline`: spans in lanes, from when to when something happened, in the unit of its order.
+"""`Timeline` holds the spans of a trace in lanes, each with its begin and end in the unit of the timeline's order.
 
-It is data: `views.timeline.boxes` decides which spans of a window are drawn, and as which boxes. A trace has one of
-three orders: measured time, where its ranks were real; program order, where one simulated rank was recorded; and where
-several were, the rounds in which they can run (`waiting_order`).
+A trace of real ranks has measured times, and one simulated rank has program order. Several simulated ranks have the
+rounds in which their events can run (`waiting_order`). `views.timeline.boxes` draws the spans.
 """
 
 from __future__ import annotations
@@ -39,20 +38,23 @@ SPANS: dict[str, pl.DataType] = {
     "name": pl.String(),  # the op
     "bytes": pl.Int64(),  # wire or message bytes; null for what moves none
     "row": pl.UInt32(),  # of the trace's events; null for what is not an event
-    "label": pl.String(),  # stands on its box; null for the letter of its mark
+    "label": pl.String(),  # text on its box; null for the letter of its mark
 }
+"""Columns of `Timeline.spans`."""
 TIES: dict[str, pl.DataType] = {
     "from_lane": pl.String(),
     "sent": pl.Float64(),  # the end of the send, in the unit of the timeline's order
     "to_lane": pl.String(),
-    "received": pl.Float64(),  # the begin of what received it
-    "send": pl.Int64(),  # the events, as rows of the trace's; null where no event was recorded
-    "receive": pl.Int64(),
+    "received": pl.Float64(),  # the begin of the receive
+    "send": pl.Int64(),  # row of the send in the trace's events; null if it was not recorded
+    "receive": pl.Int64(),  # row of the receive in the trace's events; null if it was not recorded
 }
+"""Columns of `Timeline.ties`."""
 HELD: dict[str, pl.DataType] = {
-    "span": pl.Int64(),  # of the timeline's spans
-    "row": pl.Int64(),  # of the trace's events
+    "span": pl.Int64(),  # index in the timeline's spans
+    "row": pl.Int64(),  # index in the trace's events
 }
+"""Columns of `Timeline.held`."""
 _TIMES: dict[Order, str] = {
     "measured": "measured",
     "program order": "simulated, in program order",
@@ -64,9 +66,9 @@ NO_MODULE = "outside any module"
 WAITING = "waiting"
 """Mark of the time in which a stage waits for others (the pipeline's bubble), or a stream for work."""
 DISK, STILL = "disk", "stands still"
-"""Lanes and marks of reads and writes, and of the times that the program stood still for these or for its input."""
+"""Lanes and marks of reads and writes, and of the times for which these or the input block the program."""
 _MOST_IN_ROUNDS = 300_000
-"""Most events of simulated ranks that are placed in rounds, at 2 µs each; above, program order is used."""
+"""Maximum number of events that are placed in rounds, at 2 µs each; program order is used for more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,24 +89,24 @@ class Timeline(Result):
     spans: pl.DataFrame
     """Columns: `SPANS`; sorted by begin."""
     lanes: tuple[str, ...]
-    """From top to bottom."""
+    """The lanes, from top to bottom."""
     marks: tuple[str, ...]
     """The values that have a color, in the order of the key."""
     order: Order
     color_by: str
-    """``phase``, ``axis``, …: what `marks` are."""
+    """The kind of `marks`: ``phase``, ``axis``, …"""
     tables: Tables
-    """The trace that was drawn."""
+    """The trace that the timeline shows."""
     sizes: Sizes = "wire"
-    """The bytes that the spans have."""
+    """The kind of bytes of the spans."""
     ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
     """Messages from one lane to another. Columns: `TIES`."""
     conclusion: str = ""
-    """What whoever made it concludes, such as how large the bubble of a pipeline is; empty: see `verdict`."""
+    """The verdict, such as the size of a pipeline's bubble; if empty, `verdict` derives one from the spans."""
     note: str = ""
-    """The text beside the key: what letters or times stand for."""
+    """Text beside the key: the meaning of letters or times."""
     held: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HELD))
-    """Events that belong to spans which are not events, such as the messages of a stage's action. Columns: `HELD`."""
+    """Events of spans that are not events themselves, such as the messages of a stage's action. Columns: `HELD`."""
 
     def __repr__(self) -> str:
         rows = self.spans["row"].drop_nulls().n_unique()
@@ -157,11 +159,8 @@ class Timeline(Result):
         if lanes is not None:
             inside &= pl.col("lane").is_in(lanes)
         spans = self.spans.with_row_index("span").filter(inside)
-        span_rows, held = (
-            spans["row"].drop_nulls(),
-            self.held.join(spans.select(pl.col("span").cast(pl.Int64)), on="span"),
-        )
-        rows = sorted({*span_rows, *held["row"]})
+        held = self.held.join(spans.select(pl.col("span").cast(pl.Int64)), on="span")
+        rows = sorted({*spans["row"].drop_nulls(), *held["row"]})
         events = self.tables.events[rows] if rows else self.tables.events.clear()
         return Trace(replace(self.tables, events=events))
 
@@ -173,13 +172,13 @@ def timeline_of(
 
     Args:
         tables: the trace.
-        lanes: what each lane is: phase, axis, module (the blocks that the model repeats), op, rank, or collective (an
-            op on an axis, or on a group without one). None: ranks if there are several, else phases.
-        color_by: what each color is: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
-        sizes: which bytes the spans have, wire or message.
+        lanes: the kind of lanes: phase, axis, module (a block that the model repeats), op, rank, or collective (an op
+            on an axis, or on a group without one). None means ranks if there are several, else phases.
+        color_by: the kind of colors: phase, axis, op or rank. None means axes if lanes are phases, else phases.
+        sizes: the kind of bytes of the spans, ``"wire"`` or ``"message"``.
 
     Raises:
-        UsageError: unknown lanes, color_by or sizes.
+        UsageError: ``lanes``, ``color_by`` or ``sizes`` is unknown.
     """
     events = tables.events
     several = events["rank"].n_unique() > 1
@@ -192,10 +191,10 @@ def timeline_of(
     spans = (
         events.with_row_index("row")
         .select(
-            _key(lanes, several).alias("lane"),
+            _key(lanes, with_rank=several).alias("lane"),
             begin.alias("begin"),
             end.alias("end"),
-            _key(color_by, False).alias("mark"),
+            _key(color_by, with_rank=False).alias("mark"),
             pl.col("op").alias("name"),
             pl.col(f"{sizes}_bytes").alias("bytes"),
             "row",
@@ -241,9 +240,10 @@ def _add_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.Data
     return pl.concat([shifted, added]).sort("begin", maintain_order=True), marks
 
 
-def _check(name: str, given: str, kind: Any) -> None:
-    if given not in get_args(kind):
-        raise UsageError(f"timeline({name}={given!r}): no such {name}; they are {', '.join(get_args(kind))}")
+def _check(name: str, value: str, kind: Any) -> None:
+    """Raise UsageError if the value of an argument is none of a ``Literal``."""
+    if value not in get_args(kind):
+        raise UsageError(f"timeline({name}={value!r}): no such {name}; they are {', '.join(get_args(kind))}")
 
 
 def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, pl.Expr | pl.Series]:
@@ -252,13 +252,18 @@ def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, 
     if measured_time.is_timed(events):
         return "measured", measured_time.begin(events) / 1e9, measured_time.end(events) / 1e9
     if several and events.height <= _MOST_IN_ROUNDS:
-        at = pl.Series(rounds(tables), dtype=pl.Float64)
-        return "rounds", at, at + 1
+        begin = pl.Series(rounds(tables), dtype=pl.Float64)
+        return "rounds", begin, begin + 1
     return "program order", pl.col("seq").cast(pl.Float64), pl.col("seq").cast(pl.Float64) + 1
 
 
-def _key(kind: str, of_rank: bool) -> pl.Expr:
-    """Return the expression that names the lane or color of an event."""
+def _key(kind: str, *, with_rank: bool) -> pl.Expr:
+    """Return the expression for the lane or color of an event.
+
+    Args:
+        kind: a `LaneKind` or `ColorKind`.
+        with_rank: whether the name begins with the rank.
+    """
     rank = pl.format("rank {}", pl.col("rank"))
     if kind == "rank":
         return rank
@@ -266,7 +271,7 @@ def _key(kind: str, of_rank: bool) -> pl.Expr:
     key = {"phase": pl.col("phase"), "op": pl.col("op"), "axis": axis, "module": _block(), "collective": _collective()}[
         kind
     ]
-    return pl.format("{} · {}", rank, key) if of_rank else key
+    return pl.format("{} · {}", rank, key) if with_rank else key
 
 
 def _collective() -> pl.Expr:
@@ -305,6 +310,7 @@ def _sorted_names(names: pl.Series, kind: str) -> tuple[str, ...]:
 
 
 def _rank_of(name: str) -> int:
+    """Return the rank with which the name of a lane begins; -1 if it begins with none."""
     number = name.removeprefix("rank ").partition(" ")[0]
     return int(number) if name.startswith("rank ") and number.isdigit() else -1
 
@@ -317,7 +323,7 @@ def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
 
     Args:
         tables: the trace.
-        spans: of its events; columns lane, begin, end and row, as in `step_timeline.SPANS`.
+        spans: the spans of its events; columns lane, begin, end and row of `SPANS`.
     """
     events = tables.events
     if not events["op"].is_in(["send", "recv"]).any():

@@ -1,4 +1,4 @@
-"""What a timeline concludes: who is late, which time is exposed, the longest chain, or the lane that sends most."""
+"""Derives the verdict of a timeline: who is late, which time is exposed, the longest chain, or the largest sender."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANK = re.compile(r"rank \d+")
 
 @dataclass(frozen=True)
 class DrawnSpans:
-    """What of a timeline its verdict depends on; see the fields of `Timeline`."""
+    """The fields of a `Timeline` that its verdict depends on."""
 
     tables: Tables
     spans: pl.DataFrame

@@ -1,6 +1,6 @@
-"""What a rank sends per step, and for how long: by mesh axis as a table, what for in words, and the share that waits.
+"""Sums what a rank sends per step: bytes and time by mesh axis, purposes in words, and exposed time.
 
-The headline, its report and the difference of plans say it with these words.
+The headline, its report and the difference of plans share these figures and words.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def step_times(timed: pl.DataFrame, steps: int) -> StepTimes | None:
     """Return the time that collectives run per step, mean over ranks and steps; None without collectives.
 
     Args:
-        timed: collectives in steps that have a measured duration.
-        steps: number of steps that they are of.
+        timed: the collectives in steps with a measured duration.
+        steps: the number of these steps.
     """
     if timed.is_empty():
         return None
@@ -68,7 +68,7 @@ def nanoseconds_under_way(events: pl.DataFrame) -> float:
     timed = events.select("rank", "start", "end")
     if timed["start"].null_count() or timed["end"].null_count():
         timed = timed.drop_nulls(["start", "end"])
-    if timed["rank"].n_unique() == 1:  # no lanes to keep apart, and what one rank issued is mostly in order
+    if timed["rank"].n_unique() == 1:  # the events of one rank are mostly sorted already
         timed = timed if timed["start"].is_sorted() else timed.sort("start")
         before = pl.col("end").cum_max().shift(1, fill_value=0)
     else:
@@ -81,10 +81,11 @@ def nanoseconds_under_way(events: pl.DataFrame) -> float:
 COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),  # mesh axis; "" for groups that are no axis
     "count": pl.Float64(),  # collectives per rank and step
-    "message_bytes": pl.Float64(),  # per rank and step, of those of known size; null where none is
-    "wire_bytes": pl.Float64(),
-    "ms": pl.Float64(),  # in which a collective of this axis is under way; null where nothing was measured
+    "message_bytes": pl.Float64(),  # per rank and step, of collectives with known sizes; null if no size is known
+    "wire_bytes": pl.Float64(),  # likewise
+    "ms": pl.Float64(),  # milliseconds per step in which a collective of this axis runs; null if not measured
 }
+"""Columns of `traffic_by_axis`."""
 
 
 def traffic_by_axis(events: pl.DataFrame, timed: pl.DataFrame, share: int, timed_share: int) -> pl.DataFrame:
@@ -120,8 +121,7 @@ def traffic_by_axis(events: pl.DataFrame, timed: pl.DataFrame, share: int, timed
     return sums.select("axis", *numbers, (times / timed_share).alias("ms"))
 
 
-_PURPOSES = {
-    # cause, op: what happens, in words
+_PURPOSES = {  # {(cause, op): purpose in words}
     **{(cause, "all_gather"): "FSDP gathers parameters" for cause in FSDP_GATHERS},
     **{(cause, "reduce_scatter"): "FSDP reduces gradients" for cause in FSDP_REDUCES},
     **{(cause, "all_reduce"): "FSDP reduces gradients over replicas" for cause in FSDP_REDUCES},

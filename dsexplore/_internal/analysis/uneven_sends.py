@@ -1,4 +1,4 @@
-"""To whom all_to_alls with uneven splits send, as tokens are sent to the ranks of their experts."""
+"""Sums what all_to_alls with uneven splits send to each rank, such as tokens to the ranks of their experts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dsexplore._internal.trace.tables import Tables
 
 @dataclass(frozen=True)
 class MostSent:
-    """The rank that uneven all_to_alls send most."""
+    """The rank that uneven all_to_alls send most to."""
 
     rank: int
     axis: str
     times: float
-    """Its bytes, as a multiple of the mean of all ranks that the all_to_alls of its axis send to."""
+    """Bytes sent to it, as a multiple of the mean over all ranks of the axis."""
 
     def __str__(self) -> str:
         axis = f" on {self.axis}" if self.axis else ""
@@ -26,10 +26,10 @@ class MostSent:
 
 
 def most_sent(uneven: pl.DataFrame) -> MostSent | None:
-    """Return the rank that is sent most beyond the mean of its axis; None if there is no such traffic.
+    """Return the rank that is sent the largest multiple of the mean of its axis; None if nothing is sent.
 
     Args:
-        uneven: see `uneven_sends`.
+        uneven: the result of `uneven_sends`.
     """
     sums = uneven.group_by("axis").agg(mean=pl.col("bytes").mean(), rank=pl.col("rank").first(), most=pl.max("bytes"))
     sent = sums.filter(pl.col("mean") > 0).with_columns(times=pl.col("most") / pl.col("mean"))
@@ -40,9 +40,9 @@ def most_sent(uneven: pl.DataFrame) -> MostSent | None:
 
 
 def uneven_sends(tables: Tables) -> pl.DataFrame:
-    """Return what uneven all_to_alls in steps send to each rank; see `sent_to_ranks`.
+    """Return what uneven all_to_alls in steps send to each rank; columns: see `sent_to_ranks`.
 
-    A rotation is even: each rank sends all to one rank, and receives as much from one, as in ring attention.
+    A rotation counts as even: each rank sends all to one rank and receives as much from one, as in ring attention.
     """
     sends, receives = (
         pl.col(column).list.eval(pl.element() > 0).list.sum() for column in ("send_splits", "recv_splits")
@@ -56,12 +56,13 @@ def uneven_sends(tables: Tables) -> pl.DataFrame:
 def sent_to_ranks(tables: Tables, events: pl.DataFrame) -> pl.DataFrame:
     """Return what each rank is sent by all_to_alls.
 
-    Columns: axis, rank, tokens, bytes; of an axis, the rank that is sent most first. Tokens are rows of what is sent;
-    the bytes are null where the dtype of an all_to_all to a rank is unknown.
-
     Args:
-        tables: of the trace.
-        events: its all_to_alls that have splits.
+        tables: the trace.
+        events: its all_to_alls with splits.
+
+    Returns:
+        Columns ``axis``, ``rank``, ``tokens`` (rows of the sent tensors) and ``bytes`` (null if a dtype is unknown);
+        for each axis, the rank that is sent most comes first.
     """
     members = tables.groups.unique("group").select("group", "ranks")
     width = pl.when(pl.col("shape").list.len() > 1).then(pl.col("shape").list.last()).otherwise(1)

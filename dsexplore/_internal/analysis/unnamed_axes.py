@@ -1,4 +1,4 @@
-"""Groups on an axis without a name, and the option that names it."""
+"""Finds groups on an axis without a name, and the option that names it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import polars as pl
 from dsexplore._internal.trace.tables import Tables
 
 _UNNAMED = re.compile(r"(dim_\d+)?")
+"""The axis of a group without a named axis."""
 _IN_THE_PROGRAM = 'give mesh_dim_names to the mesh, or group_desc="dp" to new_group'
 _NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("pp", "dp", "tp")}
+"""{number of axes: names to propose}."""
 
 
 def naming_notes(tables: Tables) -> list[str]:
-    """Return what would name the axes that have no name, a sentence for each size and arrangement of groups.
+    """Return how to name the axes without names, one sentence per size and arrangement of groups.
 
-    A group of all ranks beside a mesh with names is along all of its axes, and needs none of its own.
+    If the mesh has names, a group of all ranks is along all of its axes and needs no name.
 
     Example: ``'the group of all 8 ranks has no axis name: add --mesh dp=8, or mesh="dp=8" in Python'``.
     """

@@ -1,15 +1,15 @@
-"""In which order the events of several simulated ranks can happen, given that ranks wait for one another.
+"""Computes an order of the events of several simulated ranks, which have no clock but wait for one another.
 
-A simulated rank has its own program order and no clock. Put side by side by their numbers alone, a pipeline's stages
-would all seem to begin at once. `rounds` gives each event the earliest round in which it can run, where
+Without waiting, all stages of a pipeline would seem to begin at once. `rounds` gives each event the earliest round in
+which it can run:
 
-- a rank issues one event a round, in its program order;
-- a collective runs once every rank of its group that is in the trace has come to it;
-- a receive runs once what it receives was sent.
+- a rank issues one event per round, in program order;
+- a collective runs in the round in which the last rank of its group that is in the trace has come to it;
+- a receive runs after its send.
 
 Worked example: rank 0 sends twice, rank 1 receives twice. The sends are in rounds 0 and 1, the receives in 1 and 2.
 
-What fits no other rank's event, such as a send to a rank that is not in the trace, waits for nobody.
+An event without a counterpart in the trace, such as a send to a rank that was not recorded, does not wait.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def rounds(tables: Tables) -> npt.NDArray[np.int64]:
 
 
 def _world(tables: Tables) -> _World:
+    """Return the world before its first round."""
     events = tables.events
     first_of_batch = pl.col("seq").min().over("rank", "batch")
     order = events.with_row_index("row").sort(
@@ -123,14 +124,15 @@ def _run(world: _World, rank: _Rank) -> bool:
     together = [ready for member in world.members[group] if (ready := world.ranks[member]).rows] or [rank]
     if any(world.groups[ready.rows[0]] != group or world.ops[ready.rows[0]] in ("send", "recv") for ready in together):
         return False
-    at = max(other.next_round for other in together)
+    last = max(other.next_round for other in together)
     for other in together:
-        other.next_round = at
+        other.next_round = last
         _run_alone(world, other)
     return True
 
 
 def _receive(world: _World, rank: _Rank) -> bool:
+    """Run the rank's next event, a receive; return False if its message has not been sent."""
     row = rank.rows[0]
     peer, group = world.peers[row], world.groups[row]
     channel = (peer if peer is not None else -1, rank.rank, group)

@@ -1,10 +1,10 @@
-"""`WorldMap`: which ranks the recorded ranks talk to, node by node, over which mesh axis, and how much.
+"""`WorldMap` shows what recorded ranks send to which ranks, over which mesh axis, inside a node or between nodes.
 
-What a collective sends is shared equally among the other ranks of its group, as if every pair of them were linked: the
-trace knows the least that a rank must send, and not the ring or tree that a library chooses. A message from point to
-point goes to its peer. What is sent at start-up is omitted, and the rest is per step.
+The bytes of a collective are divided equally among the other ranks of its group, as if every pair of them had a link: a
+trace has the bytes that a rank must send at least, but not the ring or tree that a library chooses. A point-to-point
+message goes to its peer. Bytes are per step, without start-up.
 
-If times are known the map can be shaded by seconds per step: of the collectives that a rank takes part in, or that go
+If times are known, the map can be shaded by seconds per step: of the collectives that a rank takes part in, or that go
 over a link; see `analysis.running_times`.
 """
 
@@ -23,6 +23,7 @@ from dsexplore._internal.analysis.link_flows import (
     BETWEEN,
     FLOW,
     INSIDE,
+    Link,
     flows_over,
     flows_with,
 )
@@ -50,17 +51,17 @@ LINKS: dict[str, pl.DataType] = {
 
 
 class Level(NamedTuple):
-    """The bytes that go over the links of one axis at one level, in a step."""
+    """What recorded ranks send over the links of one axis at one level in a step."""
 
     axis: str
     level: str
     """`INSIDE` a node or `BETWEEN` nodes."""
     bytes: int
-    """Bytes of the recorded rank that sends most there."""
+    """Bytes of the recorded rank that sends most."""
     peers: int
-    """Ranks that a recorded rank sends to, at most."""
+    """Maximum number of ranks that a recorded rank sends to."""
     seconds: float = 0.0
-    """In which collectives over these links ran, of the recorded rank with most; 0 where no times are known."""
+    """Seconds in which collectives over these links ran, on the recorded rank with most; 0 if times are unknown."""
 
 
 class LinkRow(NamedTuple):
@@ -102,13 +103,13 @@ class WorldMap(Result):
     ranks_per_node: int
     world_size: int
     steps: int
-    """Steps recorded: all bytes here are per step."""
+    """Number of recorded steps; all bytes are means over them."""
     received: dict[str, npt.NDArray[np.float64]]
     """{axis: bytes that the recorded ranks together send to each rank per step, shape (world,)}."""
     groups: dict[str, tuple[tuple[int, ...], ...]]
     """{axis: the groups of the recorded ranks}."""
-    over: tuple[tuple[int, str, str, int, int, int], ...]
-    """The rows of `links`: numbers of a few, which polars' threads would take longer to hand over than to compute."""
+    over: tuple[Link, ...]
+    """The rows of `links`; there are few of them, which plain Python processes faster than polars."""
     senders: tuple[int, ...]
     """Ranks with recorded events."""
     sizes: Sizes = "wire"
@@ -116,7 +117,7 @@ class WorldMap(Result):
     axis: str | None = None
     """The axis whose groups are outlined; None for none."""
     running: FlowSeconds | None = None
-    """The seconds that shade it; None where bytes do."""
+    """The seconds that shade it; None if bytes shade it."""
     box: Box = "node"
     """Name of `ranks_per_node` consecutive ranks: a node, or an NVLink domain of several nodes."""
 
@@ -163,19 +164,19 @@ class WorldMap(Result):
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """Bytes by axis inside a node and between nodes, the axis with most bytes first."""
-        most: dict[tuple[int, bool, str], tuple[int, int]] = {}
+        links: dict[tuple[str, str], list[Link]] = defaultdict(list)
+        for link in self.over:
+            links[link.axis, link.level].append(link)
         place = {axis: i for i, axis in enumerate(self.axes)}
-        for _, axis, level, peers, size, _ in self.over:
-            key = (place.get(axis, len(place)), level != INSIDE, axis)
-            before = most.get(key, (0, 0))
-            most[key] = (max(before[0], size), max(before[1], peers))
-        result = [
-            Level(axis, BETWEEN if between else INSIDE, size, peers)
-            for (_, between, axis), (size, peers) in sorted(most.items())
-        ]
         return tuple(
-            level._replace(seconds=max(self._seconds_over(level.level, level.axis).values(), default=0.0))
-            for level in result
+            Level(
+                axis,
+                level,
+                bytes=max(link.bytes for link in links[axis, level]),
+                peers=max(link.peers for link in links[axis, level]),
+                seconds=max(self._seconds_over(level, axis).values(), default=0.0),
+            )
+            for axis, level in sorted(links, key=lambda key: (place.get(key[0], len(place)), key[1] != INSIDE, key[0]))
         )
 
     @property
@@ -198,8 +199,8 @@ class WorldMap(Result):
     def most(self) -> dict[str, int]:
         """{level: bytes per step of the recorded rank that sends most over links of that level}."""
         sent: dict[tuple[str, int], int] = defaultdict(int)
-        for rank, _, level, _, size, _ in self.over:
-            sent[level, rank] += size
+        for link in self.over:
+            sent[link.level, link.rank] += link.bytes
         return {
             level: max((size for (other, _), size in sent.items() if other == level), default=0)
             for level in (INSIDE, BETWEEN)
@@ -209,9 +210,9 @@ class WorldMap(Result):
     def is_even(self) -> bool:
         """True if every recorded rank sends the same, axis by axis and level by level."""
         sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for _, axis, level, _, size, _ in self.over:
-            sizes[axis, level].append(size)
-        return all(len(set(held)) == 1 and len(held) >= len(self.senders) for held in sizes.values())
+        for link in self.over:
+            sizes[link.axis, link.level].append(link.bytes)
+        return all(len(set(of_ranks)) == 1 and len(of_ranks) >= len(self.senders) for of_ranks in sizes.values())
 
     def to_frame(self) -> pl.DataFrame:
         """Return one row per recorded rank, axis and level of link.
@@ -223,7 +224,7 @@ class WorldMap(Result):
         if self.running is None:
             return links
         seconds_of = {(level.axis, level.level): self._seconds_over(level.level, level.axis) for level in self.levels}
-        seconds = [seconds_of[axis, level].get(rank, 0.0) for rank, axis, level, *_ in self.over]
+        seconds = [seconds_of[link.axis, link.level].get(link.rank, 0.0) for link in self.over]
         return links.with_columns(pl.Series("seconds", seconds, dtype=pl.Float64))
 
     def to_each(self, axis: str | None = None) -> npt.NDArray[np.float64]:
@@ -283,15 +284,18 @@ class WorldMap(Result):
         return Trace(replace(self.tables, events=events))
 
     def group_of_each(self) -> dict[int, int]:
-        """Return {rank: index of its group of `axis`}, of all ranks if the mesh is known, else of recorded groups."""
+        """Return {rank: index of its group along `axis`}, for all ranks if the mesh is known, else for recorded groups.
+
+        Empty if no axis is outlined.
+        """
         if self.axis is None:
             return {}
         mesh = parse_mesh(self.tables.info.mesh)
         if self.axis in mesh.axes and mesh.size == self.world_size:
-            place = mesh.axes.index(self.axis)
-            ranks = np.moveaxis(np.arange(mesh.size).reshape(mesh.shape), place, -1).reshape(-1, mesh.shape[place])
-            return {int(rank): number for number, held in enumerate(ranks) for rank in held}
-        return {rank: number for number, held in enumerate(self.groups.get(self.axis, ())) for rank in held}
+            dim = mesh.axes.index(self.axis)
+            groups = np.moveaxis(np.arange(mesh.size).reshape(mesh.shape), dim, -1).reshape(-1, mesh.shape[dim])
+            return {int(rank): index for index, ranks in enumerate(groups) for rank in ranks}
+        return {rank: index for index, ranks in enumerate(self.groups.get(self.axis, ())) for rank in ranks}
 
 
 def _verdict(world: WorldMap) -> str:
@@ -317,6 +321,7 @@ def _verdict(world: WorldMap) -> str:
 
 
 def _level_lines(world: WorldMap) -> list[str]:
+    """Return a line per axis and level of link, with bytes, number of peers, and seconds if they are known."""
     most = "" if world.is_even else "at most "
     kind = "on the wire" if world.sizes == "wire" else "in messages"
     rows = [
