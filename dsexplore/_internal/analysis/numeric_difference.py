@@ -79,7 +79,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "reordered": pl.Boolean(),  # the same bits in another order: the hash is equal, the projection is not
     "norm_before": pl.Float64(),
     "norm_after": pl.Float64(),
-    "difference": pl.Float64(),  # the larger one of norm relative to the norm, and mean relative to the root mean square
+    "difference": pl.Float64(),  # the larger one of norm relative to norm, and mean relative to root mean square
 }
 """Columns of `NumericDifference.to_frame`; its rows are in program order."""
 
@@ -232,7 +232,7 @@ def _whole(named: pl.DataFrame) -> pl.DataFrame:
 
 
 def _norms_per_copy(both: pl.DataFrame) -> pl.DataFrame:
-    """Return norms and counts of one copy of each tensor; rows are omitted if neither size is a multiple of the other."""
+    """Return norms and counts of one copy of each tensor; tensors whose sizes are no multiples are omitted."""
     least = pl.min_horizontal("count", "count_after")
     fits = (pl.col("count") % least == 0) & (pl.col("count_after") % least == 0)
     return both.filter(fits).with_columns(
