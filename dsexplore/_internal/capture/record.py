@@ -148,9 +148,9 @@ class _Block:
         info = replace(info, notes=(*info.notes, reason), ends=(RUNNING,) * len(info.ranks))
         save_recording(replace(tables, info=info), self.save)
         if names_directory(self.save):
+            note_ends(Path(self.save), self.recording.attempt)
             for rank in info.ranks or (0,):
                 write_stacks(Path(self.save) / stack_file(rank))
-            note_ends(Path(self.save), self.recording.attempt)
 
     def record_costs(self) -> None:
         """Record kernels and memory too, until the block ends."""

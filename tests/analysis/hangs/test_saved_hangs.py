@@ -5,40 +5,49 @@ Modules: ``analysis/hangs/hang_report.py``, ``analysis/hangs/trace_calls.py``.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dsexplore
 from dsexplore._internal.analysis.hangs.hang_report import HangReport
-from dsexplore._internal.trace.files import rank_file, stack_file
+from dsexplore._internal.trace.files import rank_file
+from tests.analysis.hangs.events import run_three
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 Job = Callable[..., HangReport]
 
 FAILS = """
-import os, sys, json, torch, torch.distributed as dist, dsexplore
+exec(events); import sys, json, torch, torch.distributed as dist, dsexplore
 def load(step):
+    if step == 2:
+        mark("last step")
     if rank == 1 and step == 2:
+        wait_for("last step", 0, 2)
         {fails}
     return torch.ones(4)
-with dsexplore.commtrace(save=folder, timeout=1.5):
-    for step in range(3):
-        dist.all_reduce(load(step))
+try:
+    with dsexplore.commtrace(save=folder, timeout=1.5):
+        for step in range(3):
+            dist.all_reduce(load(step))
+finally:
+    if stops and rank != 1:
+        mark("over")
+        wait_for("over", 0, 2)
+        end_run()
 """
+FAILING, LAST_CALL = 8, 13
+"""The lines on which rank 1 fails, and of its last call."""
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     """Run a program on three ranks, and return the report on the folder that it saves into."""
 
-    def run(
-        program: str, folder: Path = tmp_path, on_line: Callable[[int, str], None] | None = None, **names: object
-    ) -> HangReport:
-        namespace = {"folder": str(folder), **names}
-        dsexplore.run_ranks(program, 3, namespace=namespace, timeout=30, group_timeout=4, on_line=on_line)
+    def run(program: str, folder: Path = tmp_path, **options: Any) -> HangReport:
+        run_three(program, folder, **options)
         return dsexplore.explain_hang(folder)
 
     return run
@@ -47,20 +56,22 @@ def job(tmp_path: Path) -> Job:
 @pytest.mark.parametrize(
     ("fails", "reason", "said"),
     [
-        ("raise ValueError('bad sample 17')", "raised", "raised ValueError (bad sample 17) at <rank cell>:5: "),
+        ("raise ValueError('bad sample 17')", "raised", "raised ValueError (bad sample 17) at <rank cell>:8: "),
         ("json.loads('{')", "raised", "raised JSONDecodeError (Expecting property name"),
-        ("sys.exit(3)", "ended", "ended with exit code 3 at <rank cell>:5: "),
+        ("sys.exit(3)", "ended", "ended with exit code 3 at <rank cell>:8: "),
         ("os.kill(os.getpid(), 9)", "killed", "was killed by SIGKILL: "),
         ("os.kill(os.getpid(), 19)", "stopped", "was stopped (by SIGSTOP or a debugger): "),
     ],
 )
 def test_how_the_missing_rank_ended_is_said_with_its_line(job: Job, fails: str, reason: str, said: str) -> None:
-    found = job(FAILS.format(fails=fails))
-    line = "<rank cell>:5" if reason in ("raised", "ended") else "<rank cell>:9"  # its last call, where it says no more
-    assert (found.culprits, found.reason, found.sources) == ((1,), reason, {1: line})
+    """Where rank 1 is stopped, the others wait until the time-out of their group."""
+    stops = reason == "stopped"
+    found = job(FAILS.format(fails=fails), stops=stops, is_ended=stops, group_timeout=10 if stops else 60)
+    line = FAILING if reason in ("raised", "ended") else LAST_CALL  # its last call, where it says no more
+    assert (found.culprits, found.reason, found.sources) == ((1,), reason, {1: f"<rank cell>:{line}"})
     assert found.verdict().startswith(f"rank 1 {said}")
-    waited = "ranks 0, 2 waited for it in all_reduce (<rank cell>:9, group 0, 16 B), collective 3 of group 0"
-    assert found.verdict().endswith(f"{waited}, which failed")  # the job is over: nobody waits any longer
+    call = f"all_reduce (<rank cell>:{LAST_CALL}, group 0, 16 B), collective 3 of group 0"
+    assert found.verdict().endswith(f"ranks 0, 2 waited for it in {call}, which failed")  # the job is over
 
 
 TAGS = """
@@ -75,18 +86,19 @@ with dsexplore.commtrace(save=folder, timeout=1.5):
 
 
 def test_messages_whose_tags_differ_wait_for_each_other(job: Job, tmp_path: Path) -> None:
-    found = job(TAGS)
+    found = job(TAGS, group_timeout=10)
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "messages in a circle")
     assert "they waited for each other's message, and these differ by tag" in found.verdict()
     assert str(dsexplore.explain_hang(dsexplore.load(tmp_path))) == found.verdict()
 
 
 DIES = """
-import os, torch, torch.distributed as dist, dsexplore
+exec(events); import torch, torch.distributed as dist, dsexplore
 if dies == "before" and rank == 1: os._exit(1)
 with dsexplore.commtrace(save=folder, timeout=1.5):
     for step in range(3):
-        if dies == "inside" and rank == 1 and step == 2: os._exit(1)
+        mark(f"step {step}")
+        if dies == "inside" and rank == 1 and step == 2: wait_for("step 2", 0, 2); os._exit(1)
         dist.all_reduce(torch.ones(8))
 """
 
@@ -106,9 +118,10 @@ def test_the_file_of_an_earlier_attempt_does_not_count(job: Job, tmp_path: Path,
 
 
 BLOCKS = """
-import os, torch, torch.distributed as dist, dsexplore
+exec(events); import torch, torch.distributed as dist, dsexplore
 for block in range(2):
-    if rank == 1 and block == 1: os._exit(1)
+    mark(f"block {block}")
+    if rank == 1 and block == 1: wait_for("block 1", 0, 2); os._exit(1)
     with dsexplore.commtrace(save=folder, timeout=1.5):
         dist.all_reduce(torch.ones(8))
 """
@@ -121,58 +134,51 @@ def test_the_file_of_an_earlier_block_does_not_count_for_a_later_one(job: Job) -
 
 
 OUTSIDE = """
-import os, threading, time, torch, torch.distributed as dist, dsexplore
-def watch():
-    while not all(map(os.path.exists, files)):
-        time.sleep(0.01)
-    print("saved", flush=True)
-threading.Thread(target=watch, daemon=True).start()
+exec(events); import torch, torch.distributed as dist, dsexplore
 with dsexplore.commtrace(save=folder, timeout=1.5):
     dist.all_reduce(torch.ones(8))
+    mark("all_reduce")
     if rank == 1:
+        end_once_saved({0: 10, 1: 8, 2: 10}, "all_reduce", 0, 2)
         dist.new_group([1, 2])
     else:
         dist.new_group([0, 1, 2])
 """
 
 
-def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collectives(job: Job, tmp_path: Path) -> None:
-    """They hang until they are interrupted, which they are once each has saved what it did."""
-
-    def interrupt(rank: int, line: str) -> None:
-        if line == "saved":
-            signal.raise_signal(signal.SIGINT)
-
-    files = [str(tmp_path / file_of(rank)) for rank in range(3) for file_of in (rank_file, stack_file)]
-    with pytest.raises(KeyboardInterrupt):
-        job(OUTSIDE, files=files, on_line=interrupt)
-    found = dsexplore.explain_hang(tmp_path)
-    assert (found.culprits, found.reason, found.sources) == ((1,), "outside a collective", {1: "<rank cell>:11"})
-    assert "rank 1 in new_group (<rank cell>:11), ranks 0, 2 in new_group (<rank cell>:13)" in found.verdict()
+def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collectives(job: Job) -> None:
+    found = job(OUTSIDE, is_ended=True)
+    assert (found.culprits, found.reason, found.sources) == ((1,), "outside a collective", {1: "<rank cell>:8"})
+    assert "rank 1 in new_group (<rank cell>:8), ranks 0, 2 in new_group (<rank cell>:10)" in found.verdict()
 
 
 IN_RECV = """
-import os, threading, time, torch, torch.distributed as dist, dsexplore
+exec(events); import sys, torch, torch.distributed as dist, dsexplore
+def die_in_recv(main=threading.main_thread().ident):
+    wait_for("all_reduce", 0, 2)
+    wait_until(lambda: sys._current_frames()[main].f_code.co_name == "wait")
+    os.kill(os.getpid(), 9)
 with dsexplore.commtrace(save=folder, timeout=1.5):
     dist.all_reduce(torch.ones(8))
+    mark("all_reduce")
     if rank == 1:
-        threading.Timer(0.5, os.kill, (os.getpid(), 9)).start()
+        threading.Thread(target=die_in_recv, daemon=True).start()
         dist.recv(torch.ones(8), 0)
-    while rank == 0 and not os.path.exists(gone):
-        time.sleep(0.01)
+    if rank == 0:
+        wait_for("gone", 2)
     while True:
         try:
             dist.send(torch.ones(8), 1)
         except RuntimeError:
-            open(gone, "w").close()
+            mark("gone")
             raise
 """
 
 
-def test_a_rank_whose_send_finds_no_peer_any_more_is_not_to_blame(job: Job, tmp_path: Path) -> None:
+def test_a_rank_whose_send_finds_no_peer_any_more_is_not_to_blame(job: Job) -> None:
     """Rank 2 finds out that rank 1 is gone; rank 0 sends to it no earlier."""
-    found = job(IN_RECV, gone=str(tmp_path / "gone"))
-    assert (found.culprits, found.reason, found.sources) == ((1,), "killed", {1: "<rank cell>:7"})
+    found = job(IN_RECV)
+    assert (found.culprits, found.reason, found.sources) == ((1,), "killed", {1: "<rank cell>:12"})
     assert [note.partition(" (")[0] for note in found.notes if "raised" in note] == [
         "rank 0 raised RuntimeError",
         "rank 2 raised RuntimeError",

@@ -1,4 +1,4 @@
-"""All rules, and what they find. To add one, write it in a `…_rules.py` beside this file, and add it to `RULES`."""
+"""Applies all rules to a trace. A new rule is a function in a `…_rules.py` beside this file, and a line of `RULES`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RULES: dict[str, Rule] = {
     "small_fsdp": small_fsdp,
     "value_errors": value_errors,
 }
-"""{rule: the function that finds it}. All but `value_errors` read events, which a program may lack."""
+"""{name of a rule: its function}. All but `value_errors` need events."""
 
 
 def findings(tables: Tables, skew: Skew | None = None, steady: SteadySteps | None = None) -> Findings:
@@ -52,8 +52,8 @@ def findings(tables: Tables, skew: Skew | None = None, steady: SteadySteps | Non
 
     Args:
         tables: the trace.
-        skew: of the trace; computed from the tables if not given.
-        steady: steps from which figures per step are computed; likewise.
+        skew: the skew of the trace; None to compute it.
+        steady: the steps from which figures per step are computed; None to compute them.
     """
     if tables.events.is_empty() and tables.differing.is_empty():
         return Findings(tables, [])

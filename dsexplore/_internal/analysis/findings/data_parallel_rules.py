@@ -1,4 +1,4 @@
-"""Rules about FSDP and DDP: gathers and reductions that are too many, small or wide, and start-up."""
+"""Rules about FSDP and DDP: needless, small or wide gathers and reductions, and a large start-up."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def _is_fsdp_reduction(evidence: Evidence) -> pl.Expr:
     return evidence.texts("cause", FSDP_REDUCES.__contains__) & is_reduction
 
 
-# FSDP of a layer too small to pay: its gather takes as long as an empty one, and frees next to nothing.
+# FSDP of a small layer: its gather takes as long as an empty one, and sharding it frees little memory.
 
 SMALL = 1024 * 1024
-"""Message bytes of a gather whose time is that of the call, not of the bytes."""
+"""Message bytes below which the time of a gather does not depend on its bytes."""
 SHARE = 16
-"""A group counts as small if the largest one gathers at least this many times as much."""
+"""A group is small only if the largest one gathers at least this many times as much."""
 
 
 def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
     """Yield all_gathers of FSDP groups that are small: below `SMALL` bytes and 1/`SHARE` of the largest on the axis.
 
-    A group that is inside no other one, such as that of the whole model, has to stay: nothing else would shard its
-    parameters.
+    A group that is inside no other one, such as that of the whole model, is not reported: no other group would shard
+    its parameters.
     """
     sent = evidence.events.filter(evidence.texts("cause", FSDP_GATHERS.__contains__))
     owners = set(sent["owner"].unique().cast(pl.String))
@@ -134,8 +134,8 @@ def _reduce_in_half(group: EventGroup) -> str:
 def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     """Yield gradient reductions of DDP buckets and FSDP groups that run more than once in a step.
 
-    Only steps that ended count: where none did, several reductions may be those of several steps. Where one of them
-    reduces once, another that reduces more often is no accumulation, but has an optimizer step that was skipped.
+    Only steps that ended count, as the reductions of an unfinished one may belong to several steps. If a step reduces
+    once, a step that reduces more often is no accumulation: an optimizer step was skipped in it.
     """
     yield from _fsdp_reductions(evidence)
     yield from _ddp_reductions(evidence)
@@ -143,7 +143,8 @@ def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
 
 def _fsdp_reductions(evidence: Evidence) -> Iterator[Finding]:
     """Yield reductions of FSDP groups of one shape and dtype that run in several microbatches of a step."""
-    # What one forward calls twice may reduce twice in its backward; only what forwards lie between are microbatches.
+    # A module that one forward calls twice may reduce twice in backward. Reductions with a forward in between are those
+    # of microbatches.
     is_forward = pl.col("phase") == "forward"
     begins = is_forward & ~is_forward.shift(1).over("rank").fill_null(False)
     events = evidence.of_all_steps
@@ -174,9 +175,8 @@ def _fsdp_reductions(evidence: Evidence) -> Iterator[Finding]:
 def _ddp_reductions(evidence: Evidence) -> Iterator[Finding]:
     """Yield DDP buckets of models that reduce more elements in a step than they hold.
 
-    Bucket sizes do not show repetition: two buckets, as of equal layers, may have one size. Steps in which one model
-    reduces more often than another, as a GAN's discriminator does, are skipped: an optimizer may step in between, so
-    that the reductions are not those of microbatches.
+    Sizes of buckets do not show repetition, as buckets of equal layers have one size. Steps in which one model reduces
+    more often than another, as a GAN's discriminator does, are skipped: an optimizer may step in between.
     """
     is_bucket = (pl.col("cause") == "DDP gradient bucket") & (pl.col("op") == "all_reduce")  # hooks may send others
     buckets = evidence.of_all_steps.filter(is_bucket & evidence.of_ended_steps)
@@ -203,36 +203,38 @@ def _ddp_reductions(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_in_steady_step(evidence: Evidence) -> pl.Expr:
-    """Mask of `Evidence.of_all_steps`: True in the steps of `Evidence.events`."""
+    """Return a mask of `Evidence.of_all_steps`: True in the steps of `Evidence.events`."""
     return pl.col("step").is_in(evidence.events["step"].unique().implode())
 
 
 def _elements_held(parameters: pl.DataFrame, models: Sequence[str]) -> pl.DataFrame:
-    """Return how many elements of trainable parameters each model has on each rank; columns rank, model, held."""
+    """Return the number of elements of trainable parameters per rank and model; columns rank, model, held."""
     trainable = parameters.filter(pl.col("requires_grad") & (pl.col("shared_with") == ""))
     elements = trainable.select("rank", _model_of(models), held=pl.col("local_bytes") // item_sizes())
     return elements.group_by("rank", "model").agg(pl.col("held").sum())
 
 
 def _elements_reduced(buckets: pl.DataFrame) -> pl.DataFrame:
-    """Return how many elements each model reduces in each step; columns rank, step, model, reduced."""
+    """Return the number of elements reduced per rank, step and model; columns rank, step, model, reduced."""
     elements = (pl.col("message_bytes") // item_sizes()).sum()
     return buckets.group_by("rank", "step", "model").agg(elements.alias("reduced"))
 
 
 def _model_of(models: Sequence[str]) -> pl.Expr:
-    """Return the path of the innermost model that holds a parameter, empty for none; a single model holds all.
+    """Return an expression for the path of the innermost model that has a parameter; empty if none has it.
+
+    A single model has all parameters.
 
     Args:
         models: paths of modules, the shortest first.
     """
     if len(models) == 1:
         return pl.lit(models[0]).alias("model")
-    held: pl.Expr = pl.lit("")
+    innermost: pl.Expr = pl.lit("")
     for model in models:
         is_inside = pl.col("module").cast(pl.String).str.starts_with(f"{model}.")
-        held = pl.when(is_inside).then(pl.lit(model)).otherwise(held)
-    return held.alias("model")
+        innermost = pl.when(is_inside).then(pl.lit(model)).otherwise(innermost)
+    return innermost.alias("model")
 
 
 def _why_per_microbatch(group: EventGroup) -> str:
@@ -267,12 +269,10 @@ def large_start_up(evidence: Evidence) -> Iterator[Finding]:
         what = f" ({', '.join(group.causes[:2])})" if any(group.causes) else ""
         return f"start-up sends {format_bytes(whole)} per rank{what}, once; a step sends {format_bytes(step)} per rank"
 
-    # the largest part speaks for all of it
     sums = start_up.group_by("op", "cause").agg(pl.col("wire_bytes").sum())
-    largest = sums.cast({"op": pl.String, "cause": pl.String}).sort("wire_bytes", "op", "cause")
-    op, cause, _ = largest.row(-1)
-    part = start_up.filter((pl.col("op") == op) & (pl.col("cause") == cause))
-    yield from evidence.findings("large_start_up", part, why, _change_start_up, per_step=False, by=("op",))
+    op, cause, _ = sums.cast({"op": pl.String, "cause": pl.String}).sort("wire_bytes", "op", "cause").row(-1)
+    largest = start_up.filter((pl.col("op") == op) & (pl.col("cause") == cause))
+    yield from evidence.findings("large_start_up", largest, why, _change_start_up, per_step=False, by=("op",))
 
 
 def _change_start_up(group: EventGroup) -> str:

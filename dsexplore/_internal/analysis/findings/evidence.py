@@ -1,4 +1,4 @@
-"""`Evidence`: what the rules read of a trace, and how they count."""
+"""`Evidence` gives rules the events of a trace, and turns the events that they flag into findings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from dsexplore._internal.trace.tables import Tables
 REDISTRIBUTE = "redistribute "
 """The beginning of the cause of a redistribute that the program asked for."""
 BY_PLACE = ("place", "op", "axis", "line")
+"""The columns by which flagged events are grouped into findings."""
 _MOST_NAMED = 4
-"""Values that a finding names, of a column in which its events differ."""
+"""Number of values that a finding names for a column in which its events differ."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,11 @@ class EventGroup:
     largest_bytes: int
     """Wire bytes of the largest event."""
     causes: list[str]
+    """The distinct causes of its events."""
 
 
-def _expression(part: pl.Expr | float) -> pl.Expr:
-    return (part if isinstance(part, pl.Expr) else pl.lit(part)).cast(pl.Float64)
+def _expression(fraction: pl.Expr | float) -> pl.Expr:
+    return (fraction if isinstance(fraction, pl.Expr) else pl.lit(fraction)).cast(pl.Float64)
 
 
 class Evidence:
@@ -46,8 +48,8 @@ class Evidence:
 
     Args:
         tables: the trace.
-        skew: of the trace; computed from the tables if not given.
-        steady: steps from which its figures per step are computed; likewise.
+        skew: the skew of the trace; None to compute it.
+        steady: the steps from which figures per step are computed; None to compute them.
     """
 
     def __init__(self, tables: Tables, skew: Skew | None = None, steady: SteadySteps | None = None) -> None:
@@ -55,20 +57,22 @@ class Evidence:
         self.skew = skew or Skew(tables)
         self.steady = steady or steady_steps(tables, tables.coded_in_steps)
         self._distinct: dict[str, pl.DataFrame] = {}
+        """{categorical column: its distinct codes and texts}, columns ``code`` and ``text``."""
         self._earlier: dict[tuple[str, ...], npt.NDArray[np.int32]] = {}
+        """{lane: the result of `earlier`}."""
 
     @cached_property
     def events(self) -> pl.DataFrame:
-        """All tensors sent in steady steps, in program order rank by rank, with ``row``: their position in the trace.
+        """Events of steady steps that send tensors, sorted by rank and program order.
 
-        Start-up, object collectives, and collectives switched off in the comm layer are excluded. Columns are those of
-        `Tables.coded_in_steps`; `texts` tests what is categorical.
+        Start-up, object collectives, and collectives that the comm layer switched off are excluded. Columns are those
+        of `Tables.coded_in_steps`, with ``row``, the position in the trace. `texts` tests categorical columns.
         """
         return _sent_in_order(self.steady.events)
 
     @cached_property
     def of_all_steps(self) -> pl.DataFrame:
-        """As `events`, of all steps."""
+        """Events of all steps that send tensors, see `events`."""
         return _sent_in_order(self.steady.of_all_steps)
 
     @cached_property
@@ -95,10 +99,7 @@ class Evidence:
 
     @cached_property
     def of_ended_steps(self) -> pl.Expr:
-        """Mask of `events`: True in steps whose end is known, so that events of one number belong to one step.
-
-        A trace in which no step ended may hold several, and does not say which.
-        """
+        """Mask of `events`: True in steps that ended; without an end, several steps may have one number."""
         last = int(self.tables.events["step"].max() or 0)  # type: ignore[arg-type]  # an integer column
         return pl.col("step") < (self.tables.info.whole_steps or last)
 
@@ -108,10 +109,10 @@ class Evidence:
         return dict(self.tables.modules.select("module", "calls").iter_rows())
 
     def earlier(self, lane: tuple[str, ...]) -> npt.NDArray[np.int32]:
-        """Return the position in `events` of the event before each one in its lane; -1 for the first.
+        """Return, for each of `events`, the position of the previous event in its lane; -1 for the first one.
 
         Args:
-            lane: columns that both have in common; events of other lanes may lie between them.
+            lane: columns; events with equal values in them are one lane, and other events may lie between.
         """
         if lane not in self._earlier:
             placed = self.events.select(*lane, place=pl.int_range(pl.len(), dtype=pl.Int32))
@@ -120,23 +121,22 @@ class Evidence:
         return self._earlier[lane]
 
     def repeats(self, lane: tuple[str, ...], equal: tuple[str, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the events that equal their predecessor in `lane`, and those predecessors.
-
-        Numbers are compared first, so that the rest is compared for few rows.
+        """Return the events that equal their predecessor in a lane, and those predecessors.
 
         Args:
-            lane: columns that an event and its predecessor have in common; events of other lanes may lie between them.
-            equal: columns in which both must be equal, also of the events that `events` omits; the results have
-                them.
+            lane: columns that define lanes, see `earlier`.
+            equal: columns in which both must be equal; columns of the trace that `events` lacks are added to the
+                results.
         """
         events, earlier = self.events, self.earlier(lane)
         possible = earlier >= 0
-        for name in ("message_bytes", "group_size"):
+        for name in ("message_bytes", "group_size"):  # numbers first, as most rows differ in them
             values = events[name].to_numpy()
             possible &= values == values[earlier]
         rows = np.flatnonzero(possible)
         more = [name for name in equal if name not in events.columns]
-        now, before = (self.tables.with_columns(events[at], *more) for at in (rows, earlier[rows]))
+        now = self.tables.with_columns(events[rows], *more)
+        before = self.tables.with_columns(events[earlier[rows]], *more)
         same = equal_rows(now, before, equal)
         return now.filter(same), before.filter(same)
 
@@ -158,20 +158,18 @@ class Evidence:
             rule: name of the rule.
             flagged: rows of `events` or `start_up`.
             why: returns the sentence for one group of events.
-            change: returns what to try for one group of events.
-            spare: fraction of each event's wire bytes that the change would save, 0 to 1.
-            spare_calls: fraction of each call that the change would save; None for the same as `spare`.
-            per_step: whether counts and bytes are per rank and step; else per rank.
-            by: the columns of `BY_PLACE` to group by.
+            change: returns the change to try for one group of events.
+            spare: the fraction of each event's wire bytes that the change would save, 0 to 1.
+            spare_calls: the fraction of each call that the change would save; None for that of `spare`.
+            per_step: whether counts and bytes are per rank and step; otherwise per rank.
+            by: the columns to group by.
         """
         if flagged.is_empty():
             return
-        part, part_of_calls = (
-            _expression(measure) for measure in (spare, spare if spare_calls is None else spare_calls)
-        )
+        spared_calls = _expression(spare if spare_calls is None else spare_calls)
         totals = (
             _add_places(flagged)
-            .with_columns(spared=pl.col("wire_bytes") * part, spared_calls=part_of_calls)
+            .with_columns(spared=pl.col("wire_bytes") * _expression(spare), spared_calls=spared_calls)
             .group_by(by, maintain_order=True)
             .agg(
                 *(pl.col(name).unique(maintain_order=True) for name in BY_PLACE if name not in by),
@@ -192,7 +190,7 @@ class Evidence:
 
 
 def _sent_in_order(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of tensors that were sent, in program order rank by rank; the given ones if all are."""
+    """Return the rows of tensors that were sent, sorted by rank and program order."""
     off = [op for op in rows["op"].unique().cast(pl.String) if op.startswith("switched_off:")]
     if off or rows["is_object"].any():
         rows = rows.filter(~pl.col("is_object") & ~pl.col("op").is_in(off))
@@ -202,11 +200,11 @@ def _sent_in_order(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _add_places(flagged: pl.DataFrame) -> pl.DataFrame:
-    """Add ``place`` and ``line``, made once per distinct owner and source."""
+    """Add ``place`` and ``line``, computed once per distinct owner and source."""
     line = pl.col("text").str.split(" ← ").list.first()
-    for column, name, made in (("owner", "place", place_of(pl.col("text"))), ("source", "line", line)):
+    for column, name, computed in (("owner", "place", place_of(pl.col("text"))), ("source", "line", line)):
         values = flagged.select(pl.col(column).unique()).with_columns(text=pl.col(column).cast(pl.String))
-        named = values.select(column, made.cast(pl.Categorical).alias(name))
+        named = values.select(column, computed.cast(pl.Categorical).alias(name))
         flagged = flagged.join(named, on=column, how="left", maintain_order="left", nulls_equal=True)
     return flagged
 
@@ -285,18 +283,18 @@ def calls(count: float, ops: str) -> str:
 
 
 def after_a_sibling(evidence: Evidence, candidates: pl.Expr) -> pl.DataFrame:
-    """Return the events that repeat what a sibling module sent just before, for the same input, on the same group.
+    """Return the events that repeat the previous event of a sibling module, for the same input and group.
 
-    Example: ``q``, ``k`` and ``v`` each gather their input. Of these three equal all_gathers in a row, issued by three
-    children of one module, the second and third are returned, as both were called with the tensor that ``q`` was called
-    with. Where a trace does not say what modules were called with, nothing is returned.
+    Example: ``q``, ``k`` and ``v`` each gather their input. Three children of one module issue equal all_gathers in a
+    row, and were called with the same tensor. The second and third are returned. If a trace does not record the inputs
+    of modules, nothing is returned.
 
     Args:
-        evidence: of a trace.
-        candidates: mask of the events that may be returned.
+        evidence: the evidence of a trace.
+        candidates: a mask of the events that may be returned.
 
     Returns:
-        rows of `Evidence.events`, with the common parent module as ``owner``.
+        Rows of `Evidence.events`, with the common parent module as ``owner``.
     """
     if evidence.events.filter(candidates).is_empty():
         return evidence.events.clear()

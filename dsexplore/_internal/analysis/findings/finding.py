@@ -1,4 +1,4 @@
-"""`Finding`: something a program sends that it need not send, or not like that; and `Findings`, those of a trace."""
+"""`Finding` is something that a program sends needlessly, or wrong values; `Findings` are those of a trace."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes
 
 COLUMNS: dict[str, pl.DataType] = {
-    "rule": pl.String(),  # name of the rule, that of its function
-    "module": pl.String(),  # one module, or a place with its numbered siblings together: "Llama.layers.*.mlp"
-    "source": pl.String(),  # "file:line", or "file:line, line" where several send the same
+    "rule": pl.String(),  # name of the rule, which is that of its function
+    "module": pl.String(),  # one module, or numbered siblings together: "Llama.layers.*.mlp"
+    "source": pl.String(),  # "file:line", or "file:line, line" for several lines
     "op": pl.String(),
     "axis": pl.String(),
-    "per": pl.String(),  # what count and bytes are per: "rank and step", or "rank" for what start-up sends
-    "count": pl.Float64(),  # collectives
+    "per": pl.String(),  # the divisor of count and bytes: "rank and step", or "rank" for start-up
+    "count": pl.Float64(),  # number of collectives
     "message_bytes": pl.Int64(),
     "wire_bytes": pl.Int64(),
-    "spare_bytes": pl.Int64(),  # wire bytes that the change would save, by what the trace shows
-    "spare_seconds": pl.Float64(),  # seconds of waiting, of all ranks in all steps, that it would spare
+    "spare_bytes": pl.Int64(),  # wire bytes that the change would save
+    "spare_seconds": pl.Float64(),  # seconds of waiting that the change would save, over all ranks and steps
     "why": pl.String(),
     "change": pl.String(),  # what to try
 }
+"""Columns of `Findings.to_frame`."""
 
 NO_FINDING = "No rule found anything: see dsexplore._internal.analysis.findings for what they look for."
 
@@ -47,27 +48,33 @@ class Finding:
     """
 
     rule: str
+    """Name of the rule, such as ``"small_fsdp"``."""
     module: str
+    """One module, or numbered siblings together: ``"Llama.layers.*.mlp"``."""
     axis: str
     why: str
+    """What is sent needlessly, in words."""
     change: str
+    """What to try."""
     source: str = ""
+    """``"model.py:3"``, or ``"model.py:3, 7"`` for several lines."""
     op: str = ""
     per: str = "rank and step"
+    """The divisor of count and bytes: ``"rank and step"``, or ``"rank"`` for start-up."""
     count: float = 0.0
-    """Collectives per rank and step, or per rank where ``per`` says so."""
+    """Number of collectives."""
     message_bytes: int = 0
     wire_bytes: int = 0
     spare_bytes: int = 0
-    """Wire bytes that the change would save, by what the trace shows."""
+    """Wire bytes that the change would save."""
     spare_calls: float = 0.0
-    """Collectives that the change would spare."""
+    """Number of collectives that the change would save."""
     spare_seconds: float = 0.0
-    """Seconds of waiting, of all ranks in all steps, that the change would spare."""
+    """Seconds of waiting that the change would save, over all ranks and steps."""
     rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), repr=False, compare=False)
-    """The events that it speaks of, as positions in `Trace.events`."""
+    """The events that the finding is about, as positions in `Trace.events`."""
     is_wrong: bool = False
-    """True if values are wrong: then there is no traffic to spare, and no event."""
+    """True if values are wrong; such a finding has no traffic to save, and no events."""
 
     @property
     def weight(self) -> float:
@@ -115,7 +122,7 @@ class Findings(Result, Sequence[Finding]):
         return f"Largest: {first.why.partition(':')[0]}{saves}{where}."
 
     def lines(self) -> list[str]:
-        """Return the verdict; then of each finding what is sent needlessly, where, and the change to try."""
+        """Return the verdict; then for each finding what is sent needlessly, where, and the change to try."""
         places = [", ".join(filter(None, (finding.module, finding.source))) for finding in self]
         placed = zip(self, places, strict=True)
         return [self.verdict(), *(f"{finding.why}; {place}; try: {finding.change}" for finding, place in placed)]

@@ -1,4 +1,4 @@
-"""Rules about what an optimizer's step sends."""
+"""Rules about the collectives of an optimizer's step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dsexplore._internal.units import format_bytes
 def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
     """Yield implicit gathers of one tensor in the optimizer, and small tensors that are sent one by one.
 
-    An optimizer that updates parts of the parameters, as ZeRO's, sends each part once: only many calls are odd.
+    An optimizer that updates parts of the parameters, such as ZeRO's, has to send each part once, but not one by one.
     """
     is_sent = evidence.texts("op", ("all_gather", "broadcast", "gather").__contains__) & (pl.col("wire_bytes") > 0)
     sent = evidence.tables.with_columns(evidence.events.filter((pl.col("phase") == "optimizer") & is_sent), *_TENSOR)
@@ -28,7 +28,6 @@ def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
         spare=pl.col("again"),
         by=("axis", "place", "op"),
     )
-    # what one rank sends whole, or all ranks send in parts, can be one message
     together = pl.len().over("rank", "step", "group", "op", "dtype", "root")
     small = sent.filter((pl.col("cause") == "") & (pl.col("message_bytes") < _SMALL))
     yield from evidence.findings(
@@ -44,7 +43,7 @@ def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
 
 _TENSOR = ("shape", "root")
 _SMALL = 1024 * 1024
-"""Message bytes below which a collective takes the time of its call, and not that of its bytes."""
+"""Message bytes below which the time of a collective does not depend on its bytes."""
 
 
 def _why_gathers(group: EventGroup) -> str:
@@ -82,8 +81,8 @@ def _send_in_bulk(group: EventGroup) -> str:
 
 # The optimizer reduces gradients that are still Partial, once for each time that it reads one.
 #
-# Under sequence parallelism the gradient of a norm is the sum over the ranks of an axis of what each got from its part
-# of the sequence. Adam reads each gradient three times, and each reading is an all_reduce.
+# Under sequence parallelism, the gradient of a norm is a sum over the ranks of an axis, each of which has the gradient
+# of its part of the sequence. Adam reads each gradient three times, and each read is an all_reduce.
 
 
 def optimizer_reduces(evidence: Evidence) -> Iterator[Finding]:
@@ -103,9 +102,9 @@ def optimizer_reduces(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _repeated(implicit: pl.DataFrame) -> pl.DataFrame:
-    """Return the collectives of tensors that are sent for several ops, with ``again``: the part that is not needed.
+    """Return the collectives of tensors that are sent for several ops, with ``again``: the fraction that is needless.
 
-    One tensor's readings have one shape; the op that reads the fewest times reads each tensor once.
+    Tensors are told apart by their shapes. The op with the fewest collectives reads each tensor once.
     """
     tensor = ("rank", "step", "group", "op", "dtype", "shape")
     once = implicit.group_by(*tensor, "cause").len("once").group_by(*tensor).agg(pl.col("once").min())

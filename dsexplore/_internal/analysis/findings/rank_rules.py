@@ -1,4 +1,4 @@
-"""Rules about ranks: one that others wait for, and values that differ between ranks that should hold the same."""
+"""Rules about ranks: late ranks, and values that differ between ranks that should hold the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsexplore._internal.analysis.skew import lateness_text
 from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore._internal.units import format_seconds
 
-# A rank comes late to collectives again and again, and the others of its groups wait for it.
+# A rank comes late to collectives repeatedly, and the others of its groups wait for it.
 
 
 def late_rank(evidence: Evidence) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ _WHY_VALUES = {
     "replicated: each rank updates it differently",
     "parameter": "{names} is replicated over {axis}, and the optimizer updates it differently on each rank",
 }
-"""{kind of tensor: the sentence}, as `_CHANGE_VALUES` has what to do."""
+"""{kind of tensor: the sentence of the finding}."""
 _CHANGE_VALUES = {
     "activation": "say what it is: Shard or Partial in DTensor.from_local, and in backward "
     "to_local(grad_placements=[Partial()]) where a rank computes with its own part; or reduce it over {axis} first",
@@ -63,6 +63,7 @@ _CHANGE_VALUES = {
     "is Partial and so reduced",
     "parameter": "let all ranks of {axis} compute the update of the same numbers: reduce a norm over {axis} first",
 }
+"""{kind of tensor: the change to try}."""
 
 
 def value_errors(evidence: Evidence) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Rules about collectives of tensor parallelism and of redistributed DTensors, and about what is sent twice."""
+"""Rules about collectives of tensor parallelism and of redistributed DTensors, and about repeated collectives."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def _gather_once(group: EventGroup) -> str:
 
 
 _BY_NAME = " (input_kwarg_layouts={name: …}, … where the input is passed by name)"
+"""Advice for inputs that are keyword arguments."""
 
 
 # Several modules reduce the gradient of the same input, where one all_reduce of their sum would do.
@@ -108,7 +109,7 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
     earlier = evidence.earlier(lane)[gathers]
     gathered, before = events[gathers[earlier >= 0]], events[earlier[earlier >= 0]]
     same = equal_rows(gathered, before, ("group", "message_bytes", "dtype"))
-    # a gather along the last dim is that of a ColwiseParallel module's own output
+    # a gather along the last dim is that of a ColwiseParallel module's output
     dim = gathered["cause"].cast(pl.String).str.extract(_GATHER).cast(pl.Int64)
     dims = evidence.tables.with_columns(before.select("row"), "shape")["shape"].list.len()
     inner = dim < dims.cast(pl.Int64) - 1
@@ -140,15 +141,15 @@ def _keep_shards(group: EventGroup) -> str:
 # Redistributes that the program did not ask for: an op on DTensors met placements that it cannot compute with.
 
 _NEEDED = "aten.linalg_vector_norm"
-"""The op whose Partial result clip_grad_norm_ sums over the ranks: a few bytes, and nothing else would do."""
+"""The op of clip_grad_norm_ whose Partial result has to be summed over the ranks; that sends a few bytes."""
 _NEEDED_OF_A_NUMBER = "aten.reciprocal"
-"""The same up to torch 2.9, which sums the norm, one number, where it divides by it."""
+"""The op of clip_grad_norm_ up to torch 2.9 for which the norm, one number, is summed."""
 _NUMBER = 8
-"""Bytes of one number at most."""
+"""Maximum bytes of one number."""
 
 
 def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
-    """Yield implicit redistributes outside the optimizer, which has rules of its own."""
+    """Yield implicit redistributes outside the optimizer, for which `optimizer_rules` has rules."""
     is_needed = evidence.texts("cause", lambda cause: cause.startswith(_NEEDED))
     is_of_number = pl.col("message_bytes") <= _NUMBER
     is_needed |= evidence.texts("cause", lambda cause: cause.startswith(_NEEDED_OF_A_NUMBER)) & is_of_number
@@ -182,7 +183,7 @@ def _state_layouts(group: EventGroup) -> str:
 
 _SAME = ("op", "phase", "group", "dtype", "shape", "cause", "trigger", "peer", "root", "batch")
 _OF_SCHEDULES = ("FSDP", "DDP", "pipeline", "aten.")
-"""How causes begin of what torch sends by itself; ``aten.``: within one op, as ring attention passes gradients on."""
+"""Beginnings of causes of collectives that torch issues itself; ``aten.``: within one op, such as ring attention."""
 
 
 def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
@@ -194,9 +195,8 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
     same_line = now["source"] == before["source"]
     steps = evidence.steps
     once = [name for name, calls in evidence.calls.items() if calls is not None and calls <= steps]
-    # a module that is called several times sends the same each time: only what one call repeats is meant
+    # a module that is called several times in a step sends the same in each call, which is no repetition
     is_in_same_call = evidence.texts("trigger", {"", *once}.__contains__)
-    # what stands between the two is of another rank or step, or nothing
     in_a_row = now["seq"] - before["seq"] == 1
     asked = (
         ~evidence.texts("op", ("send", "recv", "barrier").__contains__)
@@ -204,11 +204,11 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
         & (pl.col("phase") != "optimizer")
         & (pl.col("wire_bytes") > 0)
         & ~pl.col("implicit")
-        # gradients come one after the other
+        # gradients are reduced one after the other
         & ~evidence.texts("cause", lambda cause: cause.startswith(_OF_SCHEDULES) or " P→" in cause)
         & pl.col("batch").is_null()
     )
-    # two sums in a row may be of two tensors, as loss parallelism sends them; two gathers give the same
+    # two reductions in a row may be of two tensors, as in loss parallelism; two gathers or broadcasts give the same
     again = evidence.texts("op", ("all_gather", "broadcast").__contains__)
     yield from evidence.findings(
         "repeated_collectives",

@@ -1,20 +1,20 @@
-"""The ranks that cause a hang, by rules that are tried in a fixed order: each is a function, and a `Kind` of its name.
+"""Finds the ranks that cause a hang, by rules that are tried in a fixed order.
 
-Before all others:
+Each rule is a function, and a `Kind` has its name. First:
 
-0. ``_torn_message``: both ends of a message that differ in size, where the backend aborted one of them for it.
+0. ``_torn_message``: both ends of a message that differ in size, if the backend aborted one of them for it.
 
-Where no rank waits in a recorded call:
+If no rank waits in a recorded call:
 
-1. ``_outside``: ranks that ended while others are in ``new_group`` or at a store, those that a signal ended or that
-   torch's own error names, else those in other code than most.
+1. ``_outside``: ranks that ended while others are in ``new_group`` or at a store; ranks that a signal ended or that
+   torch's own error names; otherwise ranks in other code than most.
 
-Otherwise the first of these two that applies answers alone, as whom the others wait for has done its part:
+If one of these two applies, no other rule is tried, as the rank that others wait for is not the cause:
 
 2. ``_misdirected``: a send and a receive that name different peers.
 3. ``_unlike_groups``: ranks in ``new_group`` while others wait in a group that they made.
 
-Then the first of these that names culprits; where none does, the first that names suspects:
+Then the first of these rules that names culprits; if none does, the first that names suspects:
 
 4. ``_extra``: the few ranks in a collective that most of the job does not have there.
 5. ``_missing``: ranks that others wait for and that wait for nothing.
@@ -25,12 +25,11 @@ Then the first of these that names culprits; where none does, the first that nam
 10. ``_unmet``: both ends of a message that do not match.
 11. ``_device``: ranks whose device does not begin or end a collective that all have issued.
 
-Where none of these applies:
+If none of these applies:
 
-12. ``_no_evidence``: ranks without a record. They come last, as the file of a rank that did come may be lost: whatever
-    does not end without it goes first.
+12. ``_no_evidence``: ranks without a record. They are the last, as a rank may have come although its file is lost.
 
-Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
+If two sides have equally many ranks, and earlier steps do not show which one is unusual, no rank is a culprit.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ Kind = Literal[
     "no_evidence",
     "unknown",
 ]
-"""The rule that found the culprits or suspects; ``none`` where nothing hangs, ``unknown`` where no rule applies."""
+"""The rule that found the culprits or suspects; ``none`` if nothing hangs, ``unknown`` if no rule applies."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,14 @@ class Blame:
 
     kind: Kind
     culprits: tuple[int, ...] = ()
-    """Empty where the evidence does not say."""
+    """The ranks that cause the hang; empty if the evidence does not show them."""
     suspects: tuple[int, ...] = ()
-    """The ranks among which the cause is, where the evidence does not say which; beside culprits, ranks without a
-    record of which it is not known whether they came."""
+    """Without culprits, the ranks among which the cause is. With culprits, ranks without a record that may have come
+    or not."""
     instances: tuple[Instance, ...] = ()
-    """The collectives in which the others wait for the culprits, or in which the ranks parted."""
+    """The collectives in which others wait for the culprits, or in which the ranks diverged."""
     mismatch: Mismatch | None = None
+    """How the calls of the ranks differ; None if they do not."""
 
 
 def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None = None) -> Blame:
@@ -87,8 +87,8 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
 
     Args:
         job: the evidence of all ranks.
-        front: of the same job.
-        mismatched: its `mismatches`, where they are known already.
+        front: the waiting ranks of the job.
+        mismatched: the `mismatches` of the job; None to compute them.
     """
     torn = _torn_message(job)
     if torn is not None:
@@ -173,9 +173,9 @@ def _extra(evidence: HangEvidence) -> Iterator[Blame]:
 def _missing(evidence: HangEvidence) -> Iterator[Blame]:
     """Blame ranks that others wait for and that wait for nothing themselves.
 
-    In a program whose ranks call in one order, something else than a collective stops such a rank: it left, it slept,
-    it was in other code; or its process is gone or stopped in a call in which others wait. Where one rank is missing,
-    it need not be the only cause, so whatever else is wrong by itself is named with it.
+    Something other than a collective stops such a rank: it left, slept or ran other code, or its process is gone or
+    stopped in a call in which others wait. A missing rank need not be the only cause, so ranks that are wrong for
+    another reason are named too.
     """
     job, front = evidence.job, evidence.front
     idle = sorted({*evidence.died, *evidence.idle})
@@ -185,21 +185,20 @@ def _missing(evidence: HangEvidence) -> Iterator[Blame]:
     unseen = evidence.unseen_in(instances)
     culprits = {
         *idle,
-        *(rank for mismatch in evidence.harmful for rank in mismatch.minority),  # no missing rank makes one call differ
-        *(rank for rank in unseen if job.ranks[rank].has_empty_file),  # had nothing in flight to write: not come either
-        *_passed_ranks(evidence),  # what they wait in did not stop the rank that is past them
-        *stopped_unseen(job, front),  # what they had to call before has ended on its other ranks
-        *front.overtaken,  # what they wait in has ended on other ranks
+        *(rank for mismatch in evidence.harmful for rank in mismatch.minority),  # a missing rank does not explain these
+        *(rank for rank in unseen if job.ranks[rank].has_empty_file),  # it had no call in flight, so it did not come
+        *_passed_ranks(evidence),  # their call did not stop the rank that is past them
+        *stopped_unseen(job, front),  # all calls that they had to make before have ended on other ranks
+        *front.overtaken,  # their call has ended on other ranks
     }
     first = next((mismatch for mismatch in evidence.harmful if mismatch.minority), None)
-    # ranks without a file may have come all the same
     yield Blame("missing", _ascending(culprits), _ascending(unseen - culprits), instances, mismatch=first)
 
 
 def _mismatch(evidence: HangEvidence) -> Iterator[Blame]:
-    """Blame the fewer ranks that called otherwise under one sequence number, else those that did not before.
+    """Blame the minority that made a different call under one sequence number; without one, ranks that left a pattern.
 
-    Where the sizes of an ``all_to_all`` differ in their sum alone, earlier steps cannot say whose part is wrong.
+    If only the sums of an ``all_to_all``'s sizes differ, earlier steps cannot show which rank is wrong.
     """
     for mismatch in evidence.harmful:
         instance, culprits = mismatch.instance, set(mismatch.minority)
@@ -214,7 +213,7 @@ def _mismatch(evidence: HangEvidence) -> Iterator[Blame]:
 
 
 def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
-    """Return {rank: position after its last call in the same group before `instance`}, 0 where there is none."""
+    """Return {rank: position after its last call in the same group before `instance`}; 0 if there is none."""
     before: dict[int, int] = {}
     for rank, call in instance.calls.items():
         in_group = (other for other in job.ranks[rank].calls if other.group == call.group and not other.is_message)
@@ -224,17 +223,14 @@ def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
 
 
 def _overtaken(evidence: HangEvidence) -> Iterator[Blame]:
-    """Blame ranks whose call in flight has ended elsewhere, though no rank ends it before all have come.
-
-    What such a rank waits in is not what holds it up: its device is.
-    """
+    """Blame ranks whose call in flight has ended elsewhere: all ranks have come, so its device stopped it."""
     overtaken = evidence.front.overtaken
     if overtaken:
         yield Blame("overtaken", _ascending(overtaken), instances=tuple(overtaken.values()))
 
 
 def _behind(evidence: HangEvidence) -> Iterator[Blame]:
-    """Blame ranks that wait in nothing but what a rank that waits for them has in flight too, and went on past."""
+    """Blame ranks that were passed by a rank which waits for them, see `_passed_ranks`."""
     behind = sorted(_passed_ranks(evidence))
     if behind:
         instances = evidence.instances_without(behind)
@@ -244,8 +240,8 @@ def _behind(evidence: HangEvidence) -> Iterator[Blame]:
 def _passed_ranks(evidence: HangEvidence) -> set[int]:
     """Return the waiting ranks that were passed by a rank which now waits for them.
 
-    The other rank has issued all the pending calls of such a rank too, with equal numbers in groups of the same kind,
-    and continued. What blocks the passed rank did not block the other one, which is stopped by something else.
+    The other rank has also issued all pending calls of such a rank, with equal numbers in groups of the same kind, and
+    continued. So these calls do not block a rank, and something else stopped the passed one.
     """
     return {
         rank
@@ -256,7 +252,7 @@ def _passed_ranks(evidence: HangEvidence) -> set[int]:
 
 
 def _is_passed(job: JobCalls, rank: int, further: RankCall) -> bool:
-    """Return True if all that `rank` waits in is also in flight, before `further`, on the rank of `further`."""
+    """Return True if all pending calls of `rank` are also in flight on the rank of `further`, before that call."""
     calls = job.ranks.get(rank)
     if calls is None or not calls.pending:
         return False
@@ -270,10 +266,10 @@ def _place(call: RankCall) -> tuple[str, ...]:
 
 
 def _circle(evidence: HangEvidence) -> Iterator[Blame]:
-    """Blame the odd ranks of a circle, by the first of four comparisons that tells some from the rest.
+    """Blame the odd ranks of a circle, by the first of four comparisons that separates some from the rest.
 
-    They made a group of other ranks than most; called another group than most, if all are in both; called more or
-    fewer collectives of a group before the next one than most; or did not call what they called before at that place.
+    They made a group of other ranks than most; they called another group than most, if all are in both; they called
+    more or fewer collectives of a group before the next one than most; or their call differs from earlier steps.
     """
     job, front = evidence.job, evidence.front
     for circle in front.circles:
@@ -292,7 +288,7 @@ def _circle(evidence: HangEvidence) -> Iterator[Blame]:
 def _made_otherwise(front: Wavefront, circle: set[int]) -> set[int]:
     """Return the ranks of a circle that wait in a group which most others made of other ranks.
 
-    Its name counts what a process has made, so all ranks made it by one call of ``new_group``.
+    Names of groups count the groups of a process, so groups of one name come from one call of ``new_group``.
     """
     made: dict[str, dict[tuple[int, ...], set[int]]] = {}
     for rank, (call, *_) in front.heads.items():
@@ -320,10 +316,10 @@ def _unmet(evidence: HangEvidence) -> Iterator[Blame]:
 
 
 def _device(evidence: HangEvidence) -> Iterator[Blame]:
-    """Blame ranks whose device has not begun a collective that others have, or not ended it where others have.
+    """Blame ranks whose device has not begun, or not ended, a collective that other devices have.
 
-    Only collectives that nothing else explains: all ranks are in it, or all but ranks without a record. Of the former,
-    ranks are blamed too that alone have not issued what follows.
+    Only collectives count that all ranks are in, or all ranks with a record. If all ranks are in it, a minority that
+    has not issued the next call is blamed too.
     """
     for instance in evidence.front.together:
         if instance.id not in evidence.parted:
@@ -339,10 +335,10 @@ def _blame_devices(evidence: HangEvidence, instance: Instance) -> Blame:
     front, pending = evidence.front, {call.rank for call in instance.pending}
     if any(call.state == "started" for call in instance.pending) and (blamed := _not_begun(evidence.job, instance)):
         return blamed
-    most = len(instance.calls) // 2
-    stopped_there = pending if len(pending) < len(instance.calls) else set()  # it has ended on the others
+    half = len(instance.calls) // 2
+    not_ended = pending if len(pending) < len(instance.calls) else set()
     without_next = pending & front.awaited.keys()
-    odd = next((ranks for ranks in (stopped_there, without_next) if ranks and len(ranks) <= most), set())
+    odd = next((ranks for ranks in (not_ended, without_next) if ranks and len(ranks) <= half), set())
     if odd:
         return Blame("device", _ascending(odd), instances=(instance,))
     unseen = front.unseen if instance.id.group in evidence.job.unlisted else set()
@@ -353,7 +349,7 @@ def _not_begun(job: JobCalls, instance: Instance) -> Blame | None:
     """Return the blame for ranks whose device has not started a collective that it could start.
 
     Returns:
-        None if the devices of all pending ranks started it, or if device starts are not recorded.
+        The blame; None if the devices of all pending ranks started it, or if device starts are not recorded.
     """
     begun = {call.rank for call in instance.pending if call.state == "started"}
     others = _ascending({call.rank for call in instance.pending} - begun)
@@ -365,11 +361,11 @@ def _not_begun(job: JobCalls, instance: Instance) -> Blame | None:
 
 
 def _no_evidence(evidence: HangEvidence) -> Blame | None:
-    """Blame ranks without a record, where the ranks that wait for them are all that is known to take part.
+    """Blame ranks without a record, if all ranks with a record wait for them.
 
-    Where no times were taken, a lost file beside a device that stands still leaves the same records as one rank that
-    died: the rank is named, as one cause is likelier than two, and the sentence has both explanations. Where more ranks
-    have no record than have one, they are suspects: files are missing rather than ranks.
+    Without times, a lost file and a device that stopped leave the same records as one rank that died. The rank is
+    named, as one cause is likelier than two, and the sentence has both explanations. If more ranks lack a record than
+    have one, they are only suspects, as their files are probably lost.
     """
     front = evidence.front
     if not front.for_unseen:

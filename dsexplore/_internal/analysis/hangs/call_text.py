@@ -1,4 +1,4 @@
-"""Calls in words: where they stand, what they send, and how those of one collective differ between ranks."""
+"""Describes calls in words: their line, what they send, and how the calls of one collective differ between ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsexplore._internal.analysis.hangs.rank_calls import Instance, RankCall
 from dsexplore._internal.units import format_bytes, format_ranks
 
 MAX_SIDES = 4
-"""Groups of ranks that one sentence distinguishes."""
+"""Maximum number of groups of ranks that one sentence distinguishes."""
 
 
 def call_line(source: str) -> str:
@@ -24,7 +24,7 @@ def short_line(source: str) -> str:
 
 
 def group_label(instance: Instance) -> str:
-    """Return the name that its ranks give to the group of a collective."""
+    """Return the name of a collective's group, as its ranks call it."""
     return next(iter(instance.calls.values())).label
 
 
@@ -35,16 +35,16 @@ def call_text(call: RankCall) -> str:
         details.append(f"rank {call.pair[0]} → {call.pair[1]}")
     if call.message_bytes:
         details.append(format_bytes(call.message_bytes))
-    return f"{call.op} ({', '.join(part for part in details if part)})"
+    return f"{call.op} ({', '.join(detail for detail in details if detail)})"
 
 
 def are_over(calls: Sequence[RankCall]) -> bool:
-    """Return True if no rank waits in any of these calls any longer, as each ended with an error."""
+    """Return True if all these calls have failed, so that no rank waits in them."""
     return all(call.state == "failed" for call in calls)
 
 
 def wait_verb(calls: Sequence[RankCall]) -> str:
-    """Return ``waits`` or ``wait`` for the ranks of these calls, one call a rank; ``waited`` if all calls failed."""
+    """Return the verb for the ranks of these calls, one call per rank: waits, wait, or waited if all failed."""
     if are_over(calls):
         return "waited"
     return "waits" if len(calls) == 1 else "wait"
@@ -64,6 +64,7 @@ def difference_text(mismatch: Mismatch) -> str:
 
 
 def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
+    """Describe the call that these ranks made in a collective: ``all_reduce SUM of 64 B float32 at train.py:7``."""
     call = instance.calls.get(ranks[0])
     if call is None:
         return "made no such call"

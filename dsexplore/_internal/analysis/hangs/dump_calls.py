@@ -1,4 +1,4 @@
-"""The evidence of a hang from flight-recorder dumps."""
+"""Reads the evidence of a hang from flight-recorder dumps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from dsexplore._internal.trace.importers.recorder_tables import is_sized, messag
 from dsexplore._internal.units import format_ranks
 
 _WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window"})
-"""Entries that are no collective of the program: making a communicator."""
+"""Entries for the creation of a communicator, which is no collective of the program."""
 _OF_EQUAL_PARTS = ("_base", "_single", "into_tensor", "scatter_tensor")
+"""Parts of the names of ops to which all ranks pass equal sizes."""
 _MESSAGES = ("send", "recv")
 _MOST_NAMED = 4
-_OF_CLOCKS_NS = 3_000_000_000
-"""By how much clocks of two hosts may differ; a job is not restarted faster."""
+"""Number of groups that a note names."""
+_CLOCK_SKEW_NS = 3_000_000_000
+"""Nanoseconds by which clocks of two hosts may differ; a restart of a job takes longer."""
 _ENQUEUED, _COMPLETED = 0, 2
-"""Places in `RecorderDump.status`."""
+"""Indices in the tuples of `RecorderDump.status`."""
 
 
 def job_of_dumps(dumps: Dumps) -> JobCalls:
@@ -49,9 +51,9 @@ def job_of_dumps(dumps: Dumps) -> JobCalls:
 def ranks_of_earlier_attempts(dumps: Iterable[RecorderDump]) -> set[int]:
     """Return the ranks whose dumps are left from an earlier attempt of the job.
 
-    A collective that ends nowhere before all its ranks have issued it cannot have ended on one rank before another
-    issued the one of that number: those are of two attempts. Clocks of two hosts may differ, so less than
-    `_OF_CLOCKS_NS` is no proof, and groups count only where the dumps list their ranks.
+    A collective of `END_TOGETHER` ends on no rank before all ranks have issued it. If it ended on one rank before
+    another rank issued the one of that number, these are of two attempts. Clocks of two hosts may differ, so the
+    difference must exceed `_CLOCK_SKEW_NS`. Only groups count whose ranks the dumps list.
     """
     ended: dict[tuple[GroupId, int], dict[int, int]] = defaultdict(dict)
     issued: dict[tuple[GroupId, int], dict[int, int]] = defaultdict(dict)
@@ -67,13 +69,14 @@ def ranks_of_earlier_attempts(dumps: Iterable[RecorderDump]) -> set[int]:
         rank
         for place, by_rank in ended.items()
         for rank, end in by_rank.items()
-        if max(issued[place].values()) > end + _OF_CLOCKS_NS
+        if max(issued[place].values()) > end + _CLOCK_SKEW_NS
     }
 
 
 def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
+    """Return the calls of one rank from its dump."""
     entries = [entry for entry in dump.entries if _is_call(entry)]
-    if dump.is_of_active:  # members of ended calls stay, without what ended between them
+    if dump.is_of_active:  # such a dump has only some of the completed calls: those of coalesced calls in flight
         entries = [entry for entry in entries if entry.state != "completed"]
     return RankCalls(
         dump.rank,
@@ -94,20 +97,15 @@ def _is_call(entry: RecorderEntry) -> bool:
 
 def _is_whole(dump: RecorderDump) -> bool:
     """Return True if the entries start with the rank's first call and none is missing."""
-    if dump.unwritten:
+    if dump.unwritten or not dump.entries or dump.entries[0].record != 0:
         return False
-    return [entry.record for entry in dump.entries[:1]] == [0] and (
-        dump.entries[-1].record < len(dump.entries) + _ends_of_calls(dump)
-    )
-
-
-def _ends_of_calls(dump: RecorderDump) -> int:
-    """Return the number of coalesced calls in the dump; the entry that ended each of them has been removed."""
-    return len({entry.batch for entry in dump.entries if entry.batch is not None})
+    # The entry that ends each coalesced call has been removed by the reader of dumps.
+    removed = len({entry.batch for entry in dump.entries if entry.batch is not None})
+    return dump.entries[-1].record < len(dump.entries) + removed
 
 
 class _CallFields(NamedTuple):
-    """The fields of a call that are equal in each step of a program, as in `RankCall`."""
+    """The fields of a `RankCall` that are equal in each step of a program."""
 
     group: GroupId
     label: str
@@ -121,6 +119,7 @@ class _CallFields(NamedTuple):
 
 
 def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list[RankCall]:
+    """Return the calls of a rank's entries; fields that repeat in each step are computed once."""
     fields_of: dict[tuple[Any, ...], _CallFields] = {}
     calls = []
     for position, entry in enumerate(entries):
@@ -128,35 +127,27 @@ def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list
         key = entry.group, entry.raw_op, *shapes
         fields = fields_of.get(key)
         if fields is None:
-            fields = fields_of[key] = _repeated(rank, entry, groups)
-        group, label, kind, sent, received, dtype, message, pair, has_equal_parts = fields
+            fields = fields_of[key] = _call_fields(rank, entry, groups)
         calls.append(
             RankCall(
                 rank=rank,
                 position=position,
-                group=group,
-                label=label,
-                kind=kind,
                 number=entry.sequence,
                 op=entry.op,
                 state=entry.state,
-                sent=sent,
-                received=received,
-                dtype=dtype,
-                message_bytes=message,
-                pair=pair,
                 source=entry.source,
                 batch=entry.batch,
                 created=entry.created,
-                has_equal_parts=has_equal_parts,
                 record=entry.record,
                 has_tag=entry.raw_op.startswith(WITH_TAGS),
+                **fields._asdict(),
             )
         )
     return calls
 
 
-def _repeated(rank: int, entry: RecorderEntry, groups: _Groups) -> _CallFields:
+def _call_fields(rank: int, entry: RecorderEntry, groups: _Groups) -> _CallFields:
+    """Return the fields of an entry's call that repeat in each step."""
     group = groups.of(rank, entry.group)
     pair = None
     if entry.op in _MESSAGES and entry.peers is not None and max(entry.peers) < len(group.ranks):
@@ -176,7 +167,7 @@ def _repeated(rank: int, entry: RecorderEntry, groups: _Groups) -> _CallFields:
 
 
 def _dtype(op: str, input_dtypes: tuple[str, ...], output_dtypes: tuple[str, ...]) -> str:
-    """Return the dtype that is sent, as ``sent→received`` where the received one differs."""
+    """Return the dtype that is sent; ``sent→received`` if a different one is received; empty for a barrier."""
     if op == "barrier":
         return ""
     sent = input_dtypes[0] if input_dtypes else ""
@@ -189,15 +180,18 @@ def _elements(sizes: Sizes) -> int | None:
 
 
 class _Groups:
-    """The groups of all dumps: each process lists its own, and gloo lists none."""
+    """The groups of all dumps. Each process lists its own; with gloo, none are listed."""
 
     def __init__(self, dumps: Iterable[RecorderDump]) -> None:
         self._dumps = tuple(dumps)
         self._by_name: dict[str, list[GroupId]] = defaultdict(list)
         self._descriptions: dict[GroupId, str] = {}
         self._group_of_name: dict[tuple[int, str], GroupId] = {}
+        """{(rank, name): the group that the rank's dump lists}."""
         self._names: dict[GroupId, tuple[str, str]] = {}
+        """{group: (name in reports, kind)}."""
         self._guessed: list[GroupId] = []
+        """Groups whose ranks no dump lists."""
         for dump in self._dumps:
             for name, (description, ranks) in dump.groups.items():
                 if ranks:
@@ -212,7 +206,7 @@ class _Groups:
             self._descriptions[group] = description
 
     def _add_unlisted(self) -> None:
-        """Add the groups whose ranks no dump lists: all ranks for the default group, else those that called there."""
+        """Add the groups whose ranks no dump lists: the default group with all ranks, others with their callers."""
         callers: dict[str, set[int]] = defaultdict(set)
         descriptions: dict[str, str] = {}
         for dump in self._dumps:
@@ -238,7 +232,8 @@ class _Groups:
         names = list(dict.fromkeys(self.names(group)[0] for group in self._guessed))
         if not names:
             return []
-        shown = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED))
+        more = len(names) - _MOST_NAMED
+        shown = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         return [
             f"no dump lists the ranks of group {shown}: those that called there are taken for all of them, so one that "
             "never did is not named"
@@ -273,19 +268,19 @@ class _Groups:
     def _kinds(self) -> dict[GroupId, str]:
         return kinds({group: self._descriptions.get(group, "") for group in self.all()})
 
-    def counted(self, dump: RecorderDump, what: int) -> Mapping[GroupId, int]:
-        """Return {group: last sequence number that the rank counted}, for groups without messages.
+    def counted(self, dump: RecorderDump, status: int) -> Mapping[GroupId, int]:
+        """Return {group: last sequence number that a rank counted}, for groups without messages.
 
-        Groups with messages count differently, and so does gloo: nothing is returned for them.
+        Groups with messages are omitted, and all groups of gloo: they count messages too.
 
         Args:
-            dump: of the rank.
-            what: place of the count in `RecorderDump.status`.
+            dump: the dump of the rank.
+            status: `_ENQUEUED` or `_COMPLETED`.
         """
         if any(entry.raw_op.startswith("gloo") for entry in dump.entries):
-            return {}  # gloo counts messages and collectives together
+            return {}
         return {
-            self.of(dump.rank, name): dump.status[number][what]
+            self.of(dump.rank, name): dump.status[number][status]
             for number, name in self._numbers.get(dump.rank, {}).items()
             if number in dump.status and name not in self._groups_with_messages
         }
@@ -293,11 +288,11 @@ class _Groups:
     def replicas(self, dump: RecorderDump, world: int) -> frozenset[int]:
         """Return the ranks that run the same program as this one, judged by their groups.
 
-        These are the members of its groups that neither exchange messages, as stages of a pipeline do, nor span the
-        world.
+        These are the members of its groups, except groups of the whole world and groups that exchange messages, as
+        stages of a pipeline do.
         """
-        listed = [ranks for name, (_, ranks) in dump.groups.items() if name not in self._groups_with_messages]
-        return frozenset(rank for ranks in listed if len(ranks) < world for rank in ranks)
+        members = [ranks for name, (_, ranks) in dump.groups.items() if name not in self._groups_with_messages]
+        return frozenset(rank for ranks in members if len(ranks) < world for rank in ranks)
 
     @cached_property
     def _groups_with_messages(self) -> set[str]:
@@ -310,7 +305,7 @@ class _Groups:
         A process numbers its groups in order of creation, which is the order of their names if these are numbers. If
         the entries of any rank contradict that, only numbers found in entries are used.
         """
-        said = {
+        in_entries = {
             dump.rank: {entry.group_number: entry.group for entry in dump.entries if entry.group_number is not None}
             for dump in self._dumps
         }
@@ -318,7 +313,7 @@ class _Groups:
         for dump in self._dumps:
             digits = [name for name in dump.groups if name.isdigit()]
             ordered[dump.rank] = dict(enumerate(sorted(digits, key=int))) if len(digits) == len(dump.groups) else {}
-        for rank, names in said.items():
+        for rank, names in in_entries.items():
             if any(ordered[rank].get(number) != name for number, name in names.items()):
-                return said
-        return {rank: {**ordered[rank], **said[rank]} for rank in said}
+                return in_entries
+        return {rank: {**ordered[rank], **names} for rank, names in in_entries.items()}

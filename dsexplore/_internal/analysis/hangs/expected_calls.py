@@ -1,7 +1,7 @@
-"""The next call that a rank would have made, had it gone on as before: a program repeats its steps.
+"""Predicts the next call of a rank from earlier steps, as a program repeats its steps.
 
-The calls before a place are looked for everywhere else, on the same rank and on others, as many of them as are
-found; what followed there, most often, was to be expected here.
+The longest run of calls before a place that also occurs elsewhere, on the same rank or on others, is searched. The call
+that most often followed it there is the expected one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from functools import cached_property
 from dsexplore._internal.analysis.hangs.rank_calls import JobCalls, RankCall
 
 Place = tuple[int, int]
-"""A rank, and the place of a call in its text."""
+"""(rank, index of a call in its text)."""
 
 _LONGEST = 64
-"""Calls before a place that are compared at most."""
+"""Maximum number of calls before a place that are compared."""
 
 
 class ExpectedCalls:
@@ -29,24 +29,24 @@ class ExpectedCalls:
         """Return the ranks that made a call other than the expected one.
 
         Args:
-            calls: one call per rank, at which the ranks diverge; where another rank was expected to make such a call,
-                it is no evidence.
-            begins: {rank: position to check from}; for ranks that are not in it only the given call is checked.
+            calls: one call per rank, at which the ranks diverge; these calls are no evidence for each other.
+            begins: {rank: position of the first call to check}. For other ranks, and for None, only their call in
+                ``calls`` is checked.
         """
         judged = list(calls)
         voters = self._members(judged)
         places = {(call.rank, self._places[call.rank][call.position]) for call in judged}
-        unheard = self._messages_without_another(places)
+        unique = self._unique_messages(places)
         odd_ranks = set()
         for call in judged:
             first = (begins or {}).get(call.rank, call.position)
-            looked_at = [at for position, at in self._places[call.rank].items() if first <= position <= call.position]
-            if any(self._is_unexpected(call.rank, at, places, unheard, voters) for at in looked_at):
+            checked = [at for position, at in self._places[call.rank].items() if first <= position <= call.position]
+            if any(self._is_unexpected(call.rank, at, places, unique, voters) for at in checked):
                 odd_ranks.add(call.rank)
         return odd_ranks
 
     def unheard_of(self, calls: Iterable[RankCall]) -> set[int]:
-        """Return the ranks whose call no rank makes in other groups of the kind; empty if that is so of all `calls`."""
+        """Return the ranks whose call no rank makes in other groups of the kind; empty if that holds for all calls."""
         judged = list(calls)
         elsewhere = {
             call.token
@@ -65,37 +65,47 @@ class ExpectedCalls:
         return bool(votes) and votes[self._code(call)] == max(votes.values())
 
     def _members(self, calls: Iterable[RankCall]) -> set[int]:
-        """Return the ranks that are in a group of the kind of each of these calls: the others cannot make such calls.
+        """Return the ranks that could make all these calls, as they are in groups of the kinds of all of them.
 
-        Example: ranks 0 and 2 wait in a barrier of all ranks, rank 1 in one of the pair (0, 1). That rank 2 called what
-            rank 0 did is no evidence against rank 1.
+        Example: ranks 0 and 2 wait in a barrier of all ranks, rank 1 in one of the pair (0, 1). Rank 2 is not in such a
+        pair, so its calls are no evidence against rank 1.
         """
         return set(self._texts).intersection(*(self._ranks_of_kind[call.kind] for call in calls))
 
     @cached_property
     def _ranks_of_kind(self) -> dict[str, set[int]]:
+        """{kind of groups: the ranks in such groups}."""
         ranks: dict[str, set[int]] = defaultdict(set)
         for calls_of_rank in self._job.ranks.values():
             for kind, group in {(call.kind, call.group) for call in calls_of_rank.calls}:
                 ranks[kind].update(group.ranks)
         return ranks
 
-    def _is_unexpected(self, rank: int, at: int, judged: set[Place], unheard: set[Place], voters: set[int]) -> bool:
-        if (rank, at) in unheard:
+    def _is_unexpected(self, rank: int, at: int, judged: set[Place], unique: set[Place], voters: set[int]) -> bool:
+        """Return True if a call is not the expected one.
+
+        Args:
+            rank: the rank of the call.
+            at: index of the call in the rank's text.
+            judged: all places that are judged. They do not vote, unless there is no other vote.
+            unique: the places among them that never count as unexpected, and never vote.
+            voters: the ranks whose calls vote, besides `rank`.
+        """
+        if (rank, at) in unique:
             return False
         text = self._texts[rank]
         if text[at] in self._message_codes:
             voters = {voter for voter in voters if self._messages_of[voter] == self._messages_of[rank]}
-        others, also_judged = judged | {(rank, at)}, unheard | {(rank, at)}
         voters = voters | {rank}
-        votes = self._votes(text, at, others, voters) or self._votes(text, at, also_judged, voters)
+        votes = self._votes(text, at, judged | {(rank, at)}, voters)
+        votes = votes or self._votes(text, at, unique | {(rank, at)}, voters)
         return bool(votes) and votes[text[at]] < max(votes.values())
 
-    def _messages_without_another(self, judged: set[Place]) -> set[Place]:
-        """Return the places of messages whose like occurs nowhere else in the job.
+    def _unique_messages(self, judged: set[Place]) -> set[Place]:
+        """Return the places of messages that occur nowhere else in the job.
 
-        For such a message, neither the calls of other ranks nor earlier steps tell whether one end called it by mistake
-        or the other end left it out.
+        For such a message, neither other ranks nor earlier steps show whether one end called it by mistake, or the
+        other end omitted it.
         """
         codes = Counter(self._texts[rank][at] for rank, at in judged)
         alone = {
@@ -115,6 +125,7 @@ class ExpectedCalls:
         return Counter()
 
     def _following(self, run: str, excluded: set[Place], voters: set[int]) -> Counter[str]:
+        """Count the calls of `voters` that follow a run of calls, outside of `excluded` places."""
         votes: Counter[str] = Counter()
         for rank in voters:
             text = self._texts[rank]
@@ -133,7 +144,7 @@ class ExpectedCalls:
 
     @cached_property
     def _messages_of(self) -> dict[int, set[str]]:
-        """{rank: its messages by peer}: the first stage of a pipeline does not call what the middle ones do."""
+        """{rank: kinds of its messages by peer}; the first stage of a pipeline has others than the middle ones."""
         return {
             rank: {f"{call.op}{call.peer_ahead}" for call in calls_of_rank.calls if call.is_message}
             for rank, calls_of_rank in self._job.ranks.items()
@@ -141,14 +152,16 @@ class ExpectedCalls:
 
     @cached_property
     def _codes(self) -> dict[tuple[str, ...], str]:
+        """{token of a call: its character}, which `_code` extends."""
         return {}
 
     def _code(self, call: RankCall) -> str:
+        """Return the character that stands for a call."""
         return self._codes.setdefault(call.token, chr(0x100 + len(self._codes)))
 
     @cached_property
     def _texts(self) -> dict[int, str]:
-        """{rank: one character per call, after one for the start of the program if that is known}."""
+        """{rank: one character per call}, which begins with \\x01 if the first call of the program is known."""
         return {
             rank: ("\x01" if calls_of_rank.is_whole else "") + "".join(map(self._code, calls_of_rank.calls))
             for rank, calls_of_rank in self._job.ranks.items()

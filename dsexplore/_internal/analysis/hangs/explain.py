@@ -1,4 +1,4 @@
-"""`explain_hang`: from files that the ranks of a job left to who is to blame."""
+"""`explain_hang` explains why a job hangs, from the files that its ranks left."""
 
 from __future__ import annotations
 
@@ -30,21 +30,23 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 @names_arguments
 def explain_hang(paths: Paths | Trace) -> HangReport:
-    """Say why a job hangs, and which ranks it is due to.
+    """Explain why a job hangs, and which ranks cause it.
 
     Args:
-        paths: a folder or files: dumps of torch's flight recorder (JSON or pickle, of any name), or what
-            ``commtrace(save=…)`` wrote on the ranks of the job; or, of a job that runs and hangs, the address of
-            torch's debug server, ``http://HOST:25999``; or a `Trace` of real ranks, such as a notebook has of a cell
-            that hung.
+        paths: one of
+
+            * a folder or files: dumps of torch's flight recorder (JSON or pickle, with any name), or the files that
+              ``commtrace(save=…)`` wrote on the ranks of the job;
+            * the address of torch's debug server, ``http://HOST:25999``, of a job that hangs now;
+            * a `Trace` of real ranks, such as that of a notebook cell that hung.
 
     Returns:
-        The report; ``culprits`` is empty where nothing hangs or the evidence does not say who is to blame.
+        The report; ``culprits`` is empty if nothing hangs, or if the evidence does not show the cause.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        TraceFileError: no file can be read; one that cannot be read beside others is named in the report's notes.
-        UsageError: files that say nothing about waiting, such as a simulation's.
+        FileNotFoundError: a path does not exist.
+        TraceFileError: no file can be read. If some can, the others are named in the report's notes.
+        UsageError: the files do not show who waits, such as those of a simulation.
     """
     with no_collection():
         if isinstance(paths, Trace):
@@ -53,6 +55,7 @@ def explain_hang(paths: Paths | Trace) -> HangReport:
 
 
 def _explained(paths: Paths) -> HangReport:
+    """Explain a hang from files or a debug server, see `explain_hang`."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     sources = [Path(path) for path in given]
     if not sources:
@@ -75,11 +78,16 @@ def _explained(paths: Paths) -> HangReport:
         )
     tables = _real_rank_tables(load_with_journals(sources))
     earlier = earlier_blocks(sources, tables.info)
-    standing = [rank for rank, block in earlier.items() if block.end == RUNNING]
-    return report_of(job_of_trace(tables, _stacks(sources, tables, standing), earlier=earlier))
+    in_earlier = [rank for rank, block in earlier.items() if block.end == RUNNING]
+    return report_of(job_of_trace(tables, _stacks(sources, tables, in_earlier), earlier=earlier))
 
 
 def _explained_server(given: Sequence[Any]) -> HangReport:
+    """Explain a hang from the dumps and stacks of a debug server.
+
+    Raises:
+        UsageError: there are further paths beside its address.
+    """
     if len(given) > 1:
         raise UsageError(f"explain_hang was given {len(given)} places, an address among them: give the address alone")
     server = read_debug_server(given[0])
@@ -94,55 +102,51 @@ def explain_trace(
     ends: Mapping[int, RankEnd | None] | None = None,
     stood: str | None = None,
 ) -> HangReport:
-    """Say why the ranks of a trace hang, or hung when they were ended.
+    """Explain why the ranks of a trace hang, or hung when they were ended.
 
     Args:
-        trace: of real ranks, merged.
-        stacks: by rank, where it was when it was ended, innermost call first.
-        ends: by rank, how it ended by itself.
-        stood: see `JobCalls.stood`; None for what the trace's notes say.
+        trace: a merged trace of real ranks.
+        stacks: {rank: its stack when it was ended, innermost call first}; None if there are none.
+        ends: {rank: how it ended by itself}; None for the ends in the trace.
+        stood: the time without progress, see `JobCalls.stood`; None for that in the trace's notes.
     """
     return report_of(job_of_trace(trace.tables, stacks, ends, stood))
 
 
 def _stacks(sources: Iterable[Path], tables: Tables, earlier: Iterable[int]) -> dict[int, str]:
-    """Return by rank the stack of the main thread that ``commtrace(save=…)`` left beside a trace, innermost call first.
+    """Return {rank: stack of its main thread}, as ``commtrace(save=…)`` saved it beside a trace, innermost call first.
 
-    A rank whose block has ended since, or whose trace is not there, stands there no more.
+    Ranks whose block has ended since, or whose trace is missing, are omitted.
 
     Args:
         sources: folders and files.
-        tables: what was read from them.
+        tables: the tables that were read from them.
         earlier: further ranks, which are still in an earlier block.
     """
     ended = {rank for rank, end in zip(tables.info.ranks, tables.info.ends, strict=False) if end not in ("", RUNNING)}
-    standing = (set(tables.info.ranks) - ended).union(earlier)
+    running = (set(tables.info.ranks) - ended).union(earlier)
     folders = [source if source.is_dir() else source.parent for source in sources]
     stacks = {}
     for file in (file for folder in folders for file in sorted(folder.glob("rank-*.stack.txt"))):
         number = file.name[5:].partition(".")[0]
-        if not number.isdecimal() or (rank := int(number)) not in standing or not file.is_file():
+        if not number.isdecimal() or (rank := int(number)) not in running or not file.is_file():
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
         main = text.partition("\nThread ")[0]
-        frames = [part for part in re.split(r"(?m)^(?=  File )", main) if part.startswith("  File ")]
+        frames = [frame for frame in re.split(r"(?m)^(?=  File )", main) if frame.startswith("  File ")]
         shown = [_INSTALLED.sub('"…/', frame) for frame in reversed(frames) if not _DSEXPLORE_FRAME.search(frame)]
         stacks[rank] = "".join(shown)
     return stacks
 
 
 _INSTALLED = re.compile(r'"/[^"]*/(?:site-packages|dist-packages|lib/python3\.\d+)/')
-"""The part of an installed file's path before that in its package, which dots stand for."""
+"""The folder of installed packages in a file's path, for which ``…/`` is shown."""
 _DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[3]))}/|<string>")')
-"""A frame of dsexplore's launcher, or the one that started it."""
+"""A frame of dsexplore, or the one that started it."""
 
 
 def _real_rank_tables(tables: Tables) -> Tables:
-    """Return the tables.
-
-    Raises:
-        UsageError: they are a simulation's.
-    """
+    """Return the tables; raise UsageError if they are those of a simulation."""
     if tables.info.simulated:
         raise UsageError("this is a trace of a simulation, in which nothing waits: give one of real ranks")
     return tables

@@ -1,4 +1,4 @@
-"""`HangEvidence`: what the rules of `blame` read, computed once per job."""
+"""`HangEvidence` computes once per job what the rules of `blame` need."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dsexplore._internal.analysis.hangs.wavefront import Wavefront
 
 
 class HangEvidence:
-    """The calls of a job that hangs, and what the rules of `blame` ask of them.
+    """The calls of a job that hangs, and what the rules of `blame` derive from them.
 
     Attributes:
         job: the calls of all ranks.
-        front: who waits for whom in it.
-        harmful: collectives that ranks called differently, and that this kept from ending.
+        front: the waiting ranks of the job.
+        harmful: collectives that ranks called differently, and that did not end because of it.
     """
 
     def __init__(self, job: JobCalls, front: Wavefront, harmful: Sequence[Mismatch]) -> None:
@@ -25,7 +25,7 @@ class HangEvidence:
 
     @cached_property
     def expected(self) -> ExpectedCalls:
-        """What ranks call by their earlier steps."""
+        """Calls that ranks are expected to make, by their earlier steps."""
         return ExpectedCalls(self.job)
 
     @cached_property
@@ -50,7 +50,7 @@ class HangEvidence:
         return died
 
     def _is_idle(self, rank: int) -> bool:
-        """Return True if a rank waits in no call, or ended by something else than a call."""
+        """Return True if a rank waits in no call, or if it ended, and not because a call failed."""
         calls = self.job.ranks.get(rank)
         if calls is None:
             return False
@@ -62,7 +62,7 @@ class HangEvidence:
         return not (calls.end.how == "killed" and any(self.job.instance_of(call).id in self.parted for call in last))
 
     def instances_without(self, ranks: Iterable[int]) -> tuple[Instance, ...]:
-        """Return the instances that `ranks` are missing from, first those that a rank waits in before any other."""
+        """Return the instances that `ranks` are missing from, those first that a rank waits in before any other."""
         awaited = {instance.id: instance for rank in ranks for instance in self.front.awaited.get(rank, ())}
         heads = {id(call) for calls in self.front.heads.values() for call in calls}
         return tuple(
@@ -74,10 +74,10 @@ class HangEvidence:
         return tuple({self.job.instance_of(call).id: self.job.instance_of(call) for call in calls}.values())
 
     def unseen_in(self, instances: Iterable[Instance]) -> set[int]:
-        """Return the ranks without a record that are absent from any of `instances`; they may have joined it or not."""
+        """Return the ranks without a record that are absent from any of `instances`; they may have joined or not."""
         return {rank for instance in instances for rank in instance.absent} & self.front.unseen
 
 
 def has_failed(call: RankCall) -> bool:
-    """Return True if a call raised, as when its peer is gone: that is why its rank ended."""
+    """Return True if a call raised an error, for example as its peer had gone; that may have ended its rank."""
     return call.state == "failed"

@@ -1,4 +1,4 @@
-"""`HangReport`: why a job hangs, as a sentence, as data, and as something to look at."""
+"""`HangReport` states why a job hangs, as a sentence and as data."""
 
 from __future__ import annotations
 
@@ -36,24 +36,26 @@ Reason = Literal[
     "device",
     "unknown",
 ]
-"""In the order of this list:
+"""The reason of a hang:
 
 * ``none``: nothing hangs;
-* ``did not come``: others wait for the culprits, of which no more is known;
-* ``raised``, ``ended``, ``stopped``, ``killed``: and they raised an exception, ended their program or its recorded
-  block, stand still as by SIGSTOP, or were killed by a signal;
-* ``outside a collective``: and they run, in other code, whose line is known; or no rank is in a recorded call, and
-  they are in ``new_group``, at a store, in code of their own;
-* ``other collective``: they called another one than the others, or one too many;
-* ``other size``, ``other dtype``, ``other root``, ``other reduction``: they called the same with another one of these;
-* ``other group order``: ranks took their groups in different orders, or made one of different ranks, and wait for each
-  other;
+* ``did not come``: others wait for the culprits, and the evidence shows no more;
+* ``raised``, ``ended``, ``stopped``, ``killed``: others wait for the culprits, which raised an exception, ended their
+  program or its recorded block, were stopped (by SIGSTOP or a debugger), or were killed by a signal;
+* ``outside a collective``: others wait for the culprits, which run other code at a known line; or no rank is in a
+  recorded call, and the culprits are in ``new_group``, at a store or in other code;
+* ``other collective``: the culprits called a different collective than the others, or one too many;
+* ``other size``, ``other dtype``, ``other root``, ``other reduction``: the culprits called the same collective with a
+  different size, dtype, root or reduction;
+* ``other group order``: ranks called their groups in different orders, or created one with different members, and wait
+  for each other;
 * ``messages in a circle``: ranks wait for each other's messages;
-* ``other peer``: they send to, or receive from, another rank than the one that waits for their message;
-* ``device``: all called it, and the culprits' devices do not begin or end it;
-* ``unknown``: the evidence does not say.
+* ``other peer``: the culprits send to, or receive from, a different rank than the one that waits for their message;
+* ``device``: all ranks called the collective, and the devices of the culprits do not begin or end it;
+* ``unknown``: the evidence does not show the reason.
 """
 REASONS: tuple[Reason, ...] = get_args(Reason)
+"""All reasons, in the order above."""
 
 _OF_FIELD: dict[Field, Reason] = {
     "op": "other collective",
@@ -63,15 +65,16 @@ _OF_FIELD: dict[Field, Reason] = {
     "reduction": "other reduction",
 }
 _HOW: tuple[Literal["killed", "raised", "stopped", "ended"], ...] = ("killed", "raised", "stopped", "ended")
+"""Ends of ranks; the first one that a culprit has is the reason."""
 
 
 def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
-    """Return the word for what the blame rests on.
+    """Return the reason of a hang.
 
     Args:
         job: the evidence of all ranks.
-        front: of the same job.
-        blamed: the blame.
+        front: the waiting ranks of the job.
+        blamed: the ranks to blame, and the rule that found them.
     """
     if blamed.kind == "none":
         return "none"
@@ -123,53 +126,55 @@ def _circle_reason(front: Wavefront, blamed: Blame) -> Reason:
 WAITING_COLUMNS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
     "op": pl.String(),
-    "group": pl.String(),  # its mesh axis or description, else its name
-    "ranks": pl.List(pl.Int32()),  # of the group
-    "number": pl.Int64(),  # sequence number of a collective in its group; of a message, as the recorder counts
-    "message_bytes": pl.Int64(),  # null where the size is not known
+    "group": pl.String(),  # mesh axis or description of the group, or else its name
+    "ranks": pl.List(pl.Int32()),  # members of the group
+    "number": pl.Int64(),  # sequence number of a collective in its group; for a message, the recorder's count
+    "message_bytes": pl.Int64(),  # null if the size is unknown
     "dtype": pl.String(),
     "state": pl.String(),  # scheduled, started or failed
-    "source": pl.String(),  # "file:line" of the call; "" where that is not known
-    "waits_for": pl.List(pl.Int32()),  # the ranks that this wait is for: absent ones, or those that called otherwise
-    "since": pl.Int64(),  # ns since the Unix epoch, when the call was issued; null where that is not known
+    "source": pl.String(),  # "file:line" of the call; "" if it is unknown
+    "waits_for": pl.List(pl.Int32()),  # ranks that have not come, or that made a different call
+    "since": pl.Int64(),  # nanoseconds since the Unix epoch at which the call was issued; null if it is unknown
 }
+"""Columns of `HangReport.waiting`."""
 MISMATCHES: dict[str, pl.DataType] = {
     "group": pl.String(),
     "number": pl.Int64(),
-    "field": pl.String(),  # op, size, root, dtype or reduction; line: the same, called from another line than before
-    "ranks": pl.List(pl.Int32()),  # that called this
+    "field": pl.String(),  # what differs: op, size, root, dtype or reduction; line: only the line of the call
+    "ranks": pl.List(pl.Int32()),  # ranks that made this call
     "op": pl.String(),
     "message_bytes": pl.Int64(),
     "dtype": pl.String(),
     "source": pl.String(),
-    "is_harmful": pl.Boolean(),  # false where all ranks completed it, and their later calls agree
-    "root": pl.Int32(),  # the rank that it goes from or to; null where it has none, or that is not known
+    "is_harmful": pl.Boolean(),  # false if all ranks completed it, and their later calls agree
+    "root": pl.Int32(),  # the rank that sends to all or receives from all; null if there is none, or it is unknown
 }
+"""Columns of `HangReport.mismatches`."""
 
 
 @dataclass(frozen=True, eq=False)
 class HangReport(Result):
-    """Who is to blame for a hang, who waits for whom, and where the ranks of each group diverged."""
+    """The ranks that cause a hang, the ranks that wait and for whom, and where the ranks of each group diverged."""
 
     _INTERNAL = frozenset({"conclusion"})
 
     culprits: tuple[int, ...]
-    """The ranks that the hang is due to; empty where the evidence does not say."""
+    """The ranks that cause the hang; empty if the evidence does not show them."""
     conclusion: str
     """The text of `verdict`."""
     waiting: pl.DataFrame
-    """One row per rank that waits: in which call, and for which ranks; columns: `WAITING_COLUMNS`."""
+    """One row per waiting rank, with its call and the ranks that it waits for; columns: `WAITING_COLUMNS`."""
     mismatches: pl.DataFrame
     """The first collective of each group that its ranks called differently, one row per side; columns: `MISMATCHES`."""
     reason: Reason
-    """The reason as a word of `analysis.hangs.hang_report.Reason`; ``none`` where nothing hangs."""
+    """The reason of the hang, one of `analysis.hangs.hang_report.Reason`; ``none`` if nothing hangs."""
     suspects: tuple[int, ...] = ()
-    """The ranks among which the cause is, where the evidence does not say which of them it is; beside culprits, ranks
-    without a record of which it is not known whether they came."""
+    """Without culprits, the ranks among which the cause is. With culprits, ranks without a record that may have come
+    or not."""
     sources: Mapping[int, str] = field(default_factory=dict)
-    """{culprit: ``file:line`` where it raised, or is outside a collective; else of its diverging or last call}.
+    """{culprit: ``file:line`` where it raised, or is outside a collective; otherwise of its diverging or last call}.
 
-    Where no culprit is known, those of the suspects."""
+    Without culprits, it has those of the suspects."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """{rank: its stack when it was ended, innermost call first}."""
     world_size: int = 0
@@ -232,6 +237,7 @@ def report_of(job: JobCalls) -> HangReport:
 
 
 def _waiting(front: Wavefront, parted: Sequence[Mismatch]) -> pl.DataFrame:
+    """Return one row per waiting rank; columns: `WAITING_COLUMNS`."""
     sides = {(mismatch.instance.id, rank): ranks for mismatch in parted for ranks in mismatch.classes for rank in ranks}
     rows = []
     for rank, calls in sorted(front.heads.items()):
@@ -248,6 +254,7 @@ def _waiting(front: Wavefront, parted: Sequence[Mismatch]) -> pl.DataFrame:
 
 
 def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:
+    """Return one row per side of a mismatch, in the order of `MISMATCHES`."""
     rows = []
     for ranks in mismatch.classes:
         call = mismatch.instance.calls[ranks[0]]
@@ -263,7 +270,7 @@ def _sources(job: JobCalls, front: Wavefront, blamed: Blame) -> dict[int, str]:
 
 
 def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
-    """Return the line where a culprit stands."""
+    """Return the line of a culprit or suspect: ``"train.py:5"``; empty if it is unknown."""
     calls = job.ranks[rank]
     parted = blamed.mismatch.instance.calls.get(rank) if blamed.mismatch is not None else None
     if parted is not None and blamed.kind == "mismatch":

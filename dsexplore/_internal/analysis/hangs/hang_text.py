@@ -1,4 +1,4 @@
-"""The sentence of a hang report: who waits where, where the ranks parted, and who is to blame."""
+"""Writes the sentence of a hang report: which ranks wait where, where ranks diverged, and which ones are to blame."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from dsexplore._internal.trace.ends import ENDED_BLOCK
 from dsexplore._internal.units import format_bytes, format_ranks
 
 _MOST_ENDS, _MOST_NOTED = 3, 8
+"""Number of ranks whose end or last call the sentence has, and of those in notes."""
 
 
 def verdict(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mismatch] = ()) -> str:
-    """Return one sentence that names what the hang is due to.
+    """Return one sentence that states the cause of a hang.
 
     Args:
         job: the evidence of all ranks.
-        front: of the same job.
-        blame: the ranks to blame, and why.
-        parted: where the ranks of each group parted.
+        front: the waiting ranks of the job.
+        blame: the ranks to blame, and the rule that found them.
+        parted: the first collective of each group that its ranks called differently.
     """
     if blame.kind == "none":
         ended = sum(len(rank.calls) for rank in job.ranks.values())
@@ -63,7 +64,7 @@ def verdict(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mism
 
 
 def _untold_text(job: JobCalls, blame: Blame) -> str:
-    """Say that no recorded call waits, and of which ranks there is no record of calls."""
+    """Say that no recorded call waits, and which ranks left no record of calls."""
     recorded = [rank for rank in job.ranks if rank not in blame.suspects]
     ended = sum(len(job.ranks[rank].calls) for rank in recorded)
     of_recorded = f"all {ended:,} recorded calls of {format_ranks(recorded)} ended; " if recorded else ""
@@ -72,7 +73,7 @@ def _untold_text(job: JobCalls, blame: Blame) -> str:
 
 
 def _ranks_outside_text(job: JobCalls, blame: Blame) -> str:
-    """Say where ranks stand that are in no recorded call, and how the others ended."""
+    """Say where the ranks are that are in no recorded call, and how the others ended."""
     standing = {
         rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if calls.stack and calls.end is None
     }
@@ -94,12 +95,13 @@ def _whom_text(blame: Blame) -> str:
 
 
 def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
+    """Say which ranks did not come or have ended, who waits for them and where, and what they did last."""
     accused = blame.culprits or blame.suspects
     first = next((instance for instance in blame.instances if set(instance.absent) & set(accused)), blame.instances[0])
     waits_in = [call for call in first.pending if call.rank not in accused] or first.pending
     waiting = format_ranks(call.rank for call in waits_in)
     whom = "it" if len(accused) == 1 else "them"
-    with_line = next((call for call in waits_in if call.source), waits_in[0])  # a JSON dump has no frames
+    with_line = next((call for call in waits_in if call.source), waits_in[0])  # JSON dumps have no lines
     failed = ", which failed" if are_over(waits_in) else ""
     where = f"{call_text(with_line)}{_number(first)}{failed}{_others(front, [first], accused)}"
     waits = f"{waiting} {wait_verb(waits_in)} for {whom} in {where}"
@@ -114,7 +116,7 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
 
 
 def _missing_record_text(job: JobCalls, blame: Blame, first: Instance, waits: str) -> str:
-    """Describe all explanations that the other ranks' records leave for ranks without a record."""
+    """Say all that may have happened to ranks without a record, by the records of the others."""
     accused = blame.culprits or blame.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_evidence]
     it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
@@ -143,6 +145,7 @@ def _number(instance: Instance) -> str:
 
 
 def _others(front: Wavefront, first: Iterable[Instance], accused: Iterable[int] = ()) -> str:
+    """Return the part of a sentence on ranks that wait elsewhere; empty if there are none."""
     others = front.heads.keys() - {call.rank for instance in first for call in instance.pending} - set(accused)
     verb = wait_verb([front.heads[rank][0] for rank in others])
     return f"; {format_ranks(others)} {verb} elsewhere because of that" if others else ""
@@ -154,7 +157,7 @@ def _end_text(job: JobCalls, rank: int) -> str:
 
 
 def end_note(job: JobCalls, blame: Blame) -> list[str]:
-    """Return notes on ranks that raised an exception but are not to blame, as others often fail after one has."""
+    """Return notes on ranks that raised an exception but are not to blame; ranks often fail after another has."""
     raised = [
         rank
         for rank, calls in job.ranks.items()
@@ -164,6 +167,7 @@ def end_note(job: JobCalls, blame: Blame) -> list[str]:
 
 
 def _last_text(job: JobCalls, rank: int) -> str:
+    """Say what a rank did last: its place in the program, or its last call."""
     calls = job.ranks[rank]
     at = Standing.of(calls.stack).text if calls.stack else ""
     if calls.earlier is not None:
@@ -181,6 +185,7 @@ def _last_text(job: JobCalls, rank: int) -> str:
 
 
 def _extra_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
+    """Say which ranks wait in a call too many, and which ones did not make it."""
     absent = {rank for instance in blame.instances for rank in instance.absent}
     text = "; ".join(_waits_by_call(front, blame.culprits))
     return f"{text}; {format_ranks(absent)} did not call it, and had not called it before either"
@@ -194,8 +199,8 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
             together.setdefault((call.op, call.label, short_line(call.source), call.message_bytes), []).append(call)
     texts = []
     for calls in together.values():
-        of_all = calls[0] if len({call.pair for call in calls}) == 1 else calls[0]._replace(pair=None)
-        texts.append(f"{format_ranks(call.rank for call in calls)} {wait_verb(calls)} in {call_text(of_all)}")
+        common = calls[0] if len({call.pair for call in calls}) == 1 else calls[0]._replace(pair=None)
+        texts.append(f"{format_ranks(call.rank for call in calls)} {wait_verb(calls)} in {call_text(common)}")
     return texts
 
 
@@ -203,9 +208,9 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
     """Say in which calls ranks wait for one another, and where their programs diverged.
 
     Args:
-        front: who waits for whom.
-        blame: the ranks to blame, and why.
-        lines: the text of `lines_text`, if any.
+        front: the waiting ranks of the job.
+        blame: the ranks to blame, and the rule that found them.
+        lines: the result of `lines_text`.
     """
     involved = {rank for instance in blame.instances for rank in instance.calls} & front.heads.keys()
     first, others = (blame.culprits, involved - set(blame.culprits)) if blame.culprits else ((), involved)
@@ -259,7 +264,7 @@ def _unmet_text(job: JobCalls, blame: Blame) -> str:
 
 
 def _misdirected_text(front: Wavefront, blame: Blame) -> str:
-    """Say which message each end waits for, and that its other end does not exist."""
+    """Say which message each end waits for, and that the named peers have no such call."""
     calls = [call for instance in blame.instances for call in instance.pending]
     calls.sort(key=lambda call: call.rank not in blame.culprits)
     texts = [f"rank {call.rank} {wait_verb([call])} in {call_text(call)}" for call in calls]
@@ -274,6 +279,7 @@ def _misdirected_text(front: Wavefront, blame: Blame) -> str:
 
 
 def _device_text(front: Wavefront, blame: Blame) -> str:
+    """Say which devices hold up a collective that all ranks called, or that the cause is unknown."""
     if not blame.instances:
         waits: Sequence[str] = _waits_by_call(front, front.heads)
         earlier = [rank for rank in blame.suspects if front.job.ranks[rank].waits_earlier]
@@ -295,7 +301,7 @@ def _device_text(front: Wavefront, blame: Blame) -> str:
 
 
 def _unlisted_text(front: Wavefront, instance: Instance) -> str:
-    """Say who waits in a group whose ranks no file lists, and which ranks left nothing that could list them."""
+    """Say which ranks wait in a group whose ranks no file lists, and which ranks left no record."""
     calls = [*instance.calls.values()]
     waits = _waits_by_call(front, instance.calls)
     are_empty = all(front.job.ranks[rank].has_empty_file for rank in front.unseen)
@@ -307,7 +313,7 @@ def _unlisted_text(front: Wavefront, instance: Instance) -> str:
 
 
 def _overtaken_text(front: Wavefront, blame: Blame, instance: Instance, call: RankCall) -> str:
-    """Return which ranks wait in what has ended on others."""
+    """Say which ranks wait in a collective that has ended on others."""
     ended = [rank for rank in call.group.ranks if rank not in blame.culprits and front.has_ended(rank, instance)]
     calls = [front.heads[rank][0] for rank in blame.culprits]
     who = f"{format_ranks(blame.culprits)} {wait_verb(calls)}"

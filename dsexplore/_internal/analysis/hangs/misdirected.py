@@ -1,13 +1,12 @@
-"""Messages whose two ends name different peers: one rank sends to another than the one that waits for it.
+"""Finds messages whose two ends name different peers: a rank sends to a different rank than the one that waits for it.
 
-Gloo's sends end when the other end is there, so both wait: the sender for a rank that does not receive from it, and the
-rank that should have got the message for one that sends it nothing. The rank that they wait for has done its part.
+Gloo's sends end when the receive is called, so both ranks wait. The ranks that they name are not the cause.
 
 Worked example: in each step rank 0 sends to rank 1, which receives from rank 0. In step 4 rank 1 receives from rank 2.
-Rank 0 waits in its send, rank 1 in its receive, and rank 2, which never sent to it, in the barrier behind. Rank 1
-received from rank 0 at this line before, so rank 1 is the odd one.
+Rank 0 waits in its send, rank 1 in its receive, and rank 2, which never sends to rank 1, in the barrier that follows.
+Rank 1 received from rank 0 at this line before, so rank 1 is the odd one.
 
-Without earlier messages, that rank 2 left out a send explains the same as that rank 1 names a wrong rank.
+Without earlier messages, rank 2 may have omitted a send, or rank 1 may name a wrong rank.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import NamedTuple
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 
 _USUAL = 2
-"""Earlier messages with one peer from which on another peer is odd: a loop over peers has one with each in a round."""
+"""Number of earlier messages with one peer from which on another peer is odd; a loop over peers has one with each."""
 
 
 class Misdirected(NamedTuple):
-    """Two calls that would be one message, if both ends named each other."""
+    """A send and a receive that would be one message if they named each other."""
 
     sent: RankCall
     received: RankCall
     odd: int | None
-    """The rank whose peer is another than before at this line; None where earlier messages do not say."""
+    """The rank whose peer differs from that of earlier calls at this line; None if earlier calls do not show it."""
 
 
 def misdirected(job: JobCalls, heads: Iterable[RankCall]) -> Misdirected | None:
@@ -55,12 +54,12 @@ def _ends(call: RankCall) -> Iterator[int]:
 
 
 def _is_alone(instance: Instance, call: RankCall) -> bool:
-    """Return True if a message has one end, though all calls of both its ranks are known."""
+    """Return True if a message has one end only, and all calls of both its ranks are known."""
     return instance.calls.keys() == {call.rank} and bool(instance.absent) and not instance.id.part
 
 
 def _could_be_a_message(sent: RankCall, received: RankCall) -> bool:
-    """Return True if two calls of one group could be a message, but name another peer at one of the ends."""
+    """Return True if two calls of one group would be a message if one of them named another peer."""
     if sent.op != "send" or received.op != "recv" or sent.group != received.group or sent.rank == received.rank:
         return False
     names = len({*_ends(sent), *_ends(received)})
@@ -72,14 +71,13 @@ def _peer(call: RankCall) -> int:
 
 
 def _earlier_calls(job: JobCalls, call: RankCall) -> list[RankCall]:
-    """Return the calls that a rank made at the same line before."""
-    same = (
-        earlier
-        for earlier in job.ranks[call.rank].calls
-        if earlier.position < call.position and earlier.pair is not None
-    )
+    """Return the messages of a rank before a call, by the same op at the same line in the same group."""
+    place = (call.op, call.source, call.group)
+    before = [earlier for earlier in job.ranks[call.rank].calls if earlier.position < call.position]
     return [
-        earlier for earlier in same if (earlier.op, earlier.source, earlier.group) == (call.op, call.source, call.group)
+        earlier
+        for earlier in before
+        if earlier.pair is not None and (earlier.op, earlier.source, earlier.group) == place
     ]
 
 
@@ -93,7 +91,7 @@ def _is_first(job: JobCalls, call: RankCall) -> bool:
 
 
 def _has_gone_on(job: JobCalls, rank: int) -> bool:
-    """Return True if a rank is in a later call, or past its program: nothing but the message itself held it up."""
+    """Return True if a rank waits in another call, or has ended its program, so that it is not stuck elsewhere."""
     calls = job.ranks.get(rank)
     if calls is None or not calls.has_evidence:
         return False

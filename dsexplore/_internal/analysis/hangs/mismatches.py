@@ -1,7 +1,7 @@
-"""Where the ranks of a group did not call the same: another op, size, dtype, root or reduction under one number.
+"""Finds collectives that the ranks of a group called differently: with another op, size, dtype, root or reduction.
 
-Gloo lets ranks pass that call one op from different lines. Which collective each line belongs to is known where a line
-was called by all ranks together before: from where on they do not, the ranks parted, though no property differs.
+Ranks that call one op from different lines may pass a collective of gloo although they have diverged. That is found if
+all ranks called the op from one of these lines together before.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import numpy as np
 from dsexplore._internal.analysis.hangs.rank_calls import GroupId, Instance, JobCalls, RankCall
 
 Field = Literal["op", "size", "root", "dtype", "reduction", "line", "count"]
-"""The property in which calls differ; ``line``: none but where they were called; ``count``: ranks made no such call."""
+"""The property in which calls differ. ``line``: only the line of the call. ``count``: some ranks made no such call."""
 
 _REDUCED = frozenset({"broadcast", "reduce"})
+"""Ops for which all ranks pass tensors of one size, which only some of them send or receive."""
 _OF_ANY_SIZE = frozenset({"all_to_all", "gather", "scatter"})
+"""Ops for which ranks may pass different sizes."""
 
 
 class Signature(NamedTuple):
@@ -27,8 +29,9 @@ class Signature(NamedTuple):
 
     op: str
     sent: int | None = None
-    """Elements handed in."""
+    """Number of elements that the rank passes in."""
     received: int | None = None
+    """Number of elements that the rank gets."""
     root: int | None = None
     dtype: str = ""
     reduction: str = ""
@@ -40,15 +43,15 @@ class Mismatch:
 
     instance: Instance
     classes: tuple[tuple[int, ...], ...]
-    """The ranks that called the same, those of the most ranks first; in a log, those that made no such call too."""
+    """Groups of ranks that made the same call, the largest first; for `differences`, also the ranks without a call."""
     field: Field
     is_harmful: bool
-    """True if ranks hang in it or after it. A mismatch that all ranks passed, and that others do not follow, is not the
-    reason of a hang."""
+    """True if ranks hang in it or after it. A mismatch that all ranks passed, and after which calls agree again, does
+    not cause a hang."""
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """Ranks that did not call what most ranks called; empty without a majority."""
+        """Ranks that did not make the call of the majority; empty if there is no majority."""
         first, *rest = self.classes
         if len(first) <= max(len(others) for others in rest):
             return ()
@@ -72,7 +75,7 @@ def differences(job: JobCalls) -> list[Mismatch]:
     """Return the first collective of each group that not all its ranks called, or that they called differently.
 
     Args:
-        job: of the logs of all ranks, which are compared while no rank waits.
+        job: the logs of all ranks, in none of which a call waits.
     """
     result = []
     for instances in _collectives_by_group(job):
@@ -97,6 +100,14 @@ def _collectives_by_group(job: JobCalls) -> list[list[Instance]]:
 
 
 def _described(job: JobCalls, first: Instance, instances: list[Instance], differing: list[Instance]) -> Mismatch:
+    """Return the mismatch of a group.
+
+    Args:
+        job: the evidence of all ranks.
+        first: the group's first collective that ranks called differently.
+        instances: the group's collectives that at least two ranks called, in order.
+        differing: those of them that ranks called differently.
+    """
     hang = any(instance.pending for instance in instances if instance.id.number >= first.id.number)
     aborted = any(call is last for rank, call in first.calls.items() for last in job.ranks[rank].last_of_aborted)
     got_through = not first.pending and not aborted and differing[-1] is not instances[-1]
@@ -107,7 +118,10 @@ def _described(job: JobCalls, first: Instance, instances: list[Instance], differ
 
 
 def _sides_of_parts(parts: Sequence[UnlikePart]) -> list[tuple[int, ...]]:
-    """Return the ranks between which parts differ, one in all of several parts last; each alone where there is none."""
+    """Return the ranks between which parts differ: a rank that is part of all differences against the others.
+
+    If there is no such rank, each rank is a side of its own.
+    """
     ends = [{part.sender, part.receiver} for part in parts]
     ranks = set().union(*ends)
     odd = set(ranks).intersection(*ends) if len(ends) > 1 else set()
@@ -129,10 +143,10 @@ def _most_first(sides: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _parted_lines(instances: Sequence[Instance]) -> Mismatch | None:
-    """Return the first collective that ranks called from different lines, after they had called one of these together.
+    """Return the first collective that ranks called from different lines, after all had called one of these together.
 
     Example: three ranks call a barrier at line 7 three times; then ranks 0 and 1 call it at line 7, rank 2 at line 8.
-        Ranks that use different lines from the start, as a broadcast's root may, have not diverged.
+    Ranks that use different lines from the start, as a broadcast's root may, have not diverged.
     """
     together: set[str] = set()
     for instance in instances:
@@ -143,13 +157,14 @@ def _parted_lines(instances: Sequence[Instance]) -> Mismatch | None:
             return None
         if len(by_line) > 1:
             parted = bool(together & by_line.keys())
-            return Mismatch(instance, tuple(_most_first(by_line.values())), "line", False) if parted else None
+            sides = tuple(_most_first(by_line.values()))
+            return Mismatch(instance, sides, "line", is_harmful=False) if parted else None
         together |= by_line.keys()
     return None
 
 
 def torn_message(job: JobCalls) -> Instance | None:
-    """Return the first message whose ends differ in size, of a rank that SIGABRT ended: gloo aborts for that."""
+    """Return the first message whose ends differ in size, of a rank that SIGABRT ended, as gloo aborts it for that."""
     for calls in job.ranks.values():
         for call in calls.messages_of_aborted:
             message = job.instance_of(call)
@@ -179,7 +194,7 @@ def signature(call: RankCall) -> Signature:
 
 
 def _field(instance: Instance) -> Field | None:
-    """Return the property in which the ranks' calls differ; None where none does."""
+    """Return the property in which the ranks' calls differ; None if they are equal."""
     calls = instance.calls.values()
     if differing_parts(instance):
         return "size"
@@ -191,6 +206,7 @@ def _field(instance: Instance) -> Field | None:
 
 
 def _differing(signatures: Sequence[Signature]) -> Field | None:
+    """Return the first property in which signatures differ; unknown values differ from none."""
     ops, sent, received, roots, dtypes, reductions = zip(*signatures, strict=True)
     if _differ(ops):
         return "op"
@@ -204,7 +220,7 @@ def _differing(signatures: Sequence[Signature]) -> Field | None:
 
 
 def _is_torn(call: RankCall) -> bool:
-    """Return True if the input of a rank's call does not fit its output, whatever the others call."""
+    """Return True if the sizes of a call's input and output do not fit each other."""
     parts, sent, received = len(call.group.ranks), call.sent, call.received
     if sent is None or received is None:
         return False
@@ -220,17 +236,18 @@ def _differ(values: Iterable[object]) -> bool:
 
 
 class UnlikePart(NamedTuple):
-    """A part of an uneven all_to_all that one rank sends and another expects in another size."""
+    """A part of an uneven all_to_all that one rank sends and another expects in a different size."""
 
     sender: int
     receiver: int
     sent: int
-    """Elements."""
+    """Number of elements that the sender sends."""
     expected: int
+    """Number of elements that the receiver expects."""
 
 
 def differing_parts(instance: Instance) -> list[UnlikePart]:
-    """Return the parts of an uneven all_to_all of which both ends are known and differ.
+    """Return the parts of an uneven all_to_all whose ends are both known and differ in size.
 
     Example: rank 1 sends ``[4, 2, 2]`` elements where rank 0 receives ``[2, 2, 2]``: ``UnlikePart(1, 0, 4, 2)``.
     """
@@ -246,7 +263,7 @@ def differing_parts(instance: Instance) -> list[UnlikePart]:
 
 
 def _shares(call: RankCall, splits: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the elements of a call for each rank of its group, equal ones without splits; -1 where that is unknown."""
+    """Return the number of elements for each rank of a call's group, equal ones without splits; -1 if unknown."""
     count = len(call.group.ranks)
     if splits is None and call.sent is not None and call.op == "all_to_all":
         splits = (call.sent // count,) * count

@@ -1,8 +1,8 @@
-"""Ranks that the calls of other ranks give away: ranks without a record, and ranks with an odd number of calls.
+"""Finds odd ranks by the calls of other ranks: ranks without a record, and ranks with an odd number of calls.
 
-*Ranks without a record* left no file or an empty one. Such a rank may itself be waiting for a third one. All ranks run
-one program: what another rank called before the collective in which it waits, the rank without a record had to call
-too, in its own groups. If the other members of those groups recorded that all of these calls ended, nothing blocked it.
+*Ranks without a record* left no file or an empty one. Such a rank may itself wait for a third one. All ranks run one
+program, so it had to make the same calls, in its own groups, as a waiting rank made before the collective in which it
+waits. If the other members of those groups recorded that all of these calls ended, no call blocked it.
 
 Worked example: ranks 0–3 reduce in the pairs (0, 1) and (2, 3), then in (0, 2) and (1, 3). Rank 0 waits for rank 2 in
 (0, 2), and rank 2 left nothing. Before that, rank 0 called its pair's all_reduce 7. Rank 3 recorded that all_reduce 7
@@ -73,6 +73,16 @@ def _passed_all(
     ended: dict[GroupId, int],
     of_kind: dict[str, set[GroupId]],
 ) -> bool:
+    """Return True if an unseen rank passed all calls that one rank waiting in `instance` made before it.
+
+    Args:
+        job: the evidence of all ranks.
+        rank: the rank without a record.
+        waiting: the waiting rank.
+        instance: the collective in which it waits.
+        ended: the result of `_ended`.
+        of_kind: {kind: its groups}.
+    """
     position = instance.calls[waiting].position
     before = [call for call in job.ranks[waiting].calls if call.position < position]
     if not before or any(call.is_message for call in before) or all(call.is_pending for call in before):
@@ -90,7 +100,7 @@ def went_past(job: JobCalls, front: Wavefront, circle: set[int]) -> set[int]:
 
     Args:
         job: the evidence of all ranks.
-        front: who waits for whom in this job.
+        front: the waiting ranks of the job.
         circle: ranks that wait for one another.
     """
     kinds = {call.group: call.kind for rank_calls in job.ranks.values() for call in rank_calls.calls}
@@ -102,19 +112,24 @@ def went_past(job: JobCalls, front: Wavefront, circle: set[int]) -> set[int]:
             ahead = [call.rank for call in instance.calls.values() if _comes_before(call, job.instance_of(head))]
             if ahead:
                 odd = _outvoted_rank(_numbers_before(job, head, kind, kinds), rank, ahead[0])
-                odd = recorded_otherwise(job, head, rank, ahead[0]) if odd is None else odd
-                odd_ranks |= set() if odd is None else {rank} if odd == rank else set(ahead)
+                if odd is None:
+                    odd = recorded_otherwise(job, head, rank, ahead[0])
+                if odd is not None:
+                    odd_ranks.update([rank] if odd == rank else ahead)
     return odd_ranks
 
 
 def recorded_otherwise(job: JobCalls, place: RankCall, behind: int, ahead: int) -> int | None:
-    """Return which of two ranks issued an odd number of calls before a collective, by vote of the ranks like them.
+    """Return which of two ranks issued an odd number of calls before a collective, by vote of their replicas.
 
     Args:
         job: the evidence of all ranks.
         place: a call of that collective, or its counterpart in another group of the kind.
-        behind: a rank that recorded fewer calls; the result is None if it did not.
-        ahead: a rank that recorded more calls.
+        behind: the rank that recorded fewer calls.
+        ahead: the rank that recorded more calls.
+
+    Returns:
+        The rank; None on a tie, or if `behind` did not record fewer calls.
     """
     asked = job.ranks[behind].replicas | job.ranks[ahead].replicas | {behind, ahead}
     before = {
@@ -159,6 +174,7 @@ def _numbers_before(job: JobCalls, head: RankCall, kind: str, kinds: dict[GroupI
 
 
 def _number_before(rank_calls: RankCalls, position: int, kind: str, kinds: dict[GroupId, str]) -> int | None:
+    """Return the sequence number of a rank's last collective of a kind before a position; None if it is unknown."""
     collectives = [call for call in rank_calls.calls if call.kind == kind and not call.is_message]
     before = [call.number for call in collectives if call.position < position]
     if before:

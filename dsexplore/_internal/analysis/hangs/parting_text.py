@@ -1,4 +1,4 @@
-"""Where the ranks of a group parted, in words: after which collective, in what their calls differ, and who is odd."""
+"""Describes where the ranks of a group diverged: after which collective, how their calls differ, and who is odd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsexplore._internal.units import format_ranks
 
 
 def mismatch_text(parted: Mismatch, blame: Blame) -> str:
-    """Say what each side called, those to blame first, in which collective, and in what they differ."""
+    """Say what each side called in which collective, those to blame first, and how the calls differ."""
     sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(blame.culprits))
     texts = [_called_text(parted.instance, ranks) for ranks in sides[:MAX_SIDES]]
     texts.append(parted_after(max(parted.instance.id.number - 1, 0), group_label(parted.instance)))
@@ -88,18 +88,15 @@ def last_common(parted: Instance, blame: Blame) -> int:
 
 
 def parted_after(number: int, label: str) -> str:
-    """Say after which collective of a group its ranks parted; `number` is 0 if in its first."""
+    """Say after which collective of a group its ranks diverged; number 0 means in its first one."""
     if number > 0:
         return f"they parted after collective {number} of group {label}"
     return f"they parted in the first collective of group {label}"
 
 
 def odd_text(blame: Blame) -> str:
-    """Say which ranks are the odd ones, or that the evidence does not say it."""
+    """Say which ranks are the odd ones, or that the evidence does not show them."""
     if not blame.culprits:
         return "the evidence does not say which of them is wrong"
-    return f"{format_ranks(blame.culprits)} {'is' if len(blame.culprits) == 1 else 'are'} the odd one{_plural(blame)}"
-
-
-def _plural(blame: Blame) -> str:
-    return "" if len(blame.culprits) == 1 else "s"
+    are_odd = "is the odd one" if len(blame.culprits) == 1 else "are the odd ones"
+    return f"{format_ranks(blame.culprits)} {are_odd}"

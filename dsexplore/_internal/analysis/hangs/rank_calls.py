@@ -19,21 +19,22 @@ from dsexplore._internal.trace.schema import State
 from dsexplore._internal.units import format_ranks
 
 _HASH = re.compile("[0-9a-f]{40}")
+"""The name that torch gives a group as a hash of its ranks."""
 _AT_ONCE = 64
-"""Last calls of a rank among which a message may be that it did not wait for."""
+"""Number of last calls of a rank that are searched for messages that it did not wait for."""
 WITH_TAGS = ("gloo", "mpi", "ucc")
 """The libraries whose messages have tags."""
 
 
 class GroupId(NamedTuple):
-    """A process group, with its ranks, since processes may use one name for different groups."""
+    """A process group by name and ranks, since processes may use one name for different groups."""
 
     name: str
     ranks: tuple[int, ...]
 
     @property
     def made_as(self) -> str:
-        """Name that the rank gave it; merging adds ``"@rank"`` where two ranks mean different groups by a name."""
+        """Name that the rank gave it, without the ``"@rank"`` that merging adds for equal names of different groups."""
         return self.name.partition("@")[0]
 
     @property
@@ -43,10 +44,10 @@ class GroupId(NamedTuple):
 
 
 def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:
-    """Return the kind of each group: equal for groups of other ranks in the same role, distinct within one rank.
+    """Return {group: its kind}, equal for groups with the same role on different ranks, and distinct on one rank.
 
     A kind consists of the description, size, stride between the ranks, and index among groups with equal ranks and
-    description. Two ranks that execute one line of a program do so in groups of one kind.
+    description. Ranks that execute one line of a program use groups of one kind.
 
     Args:
         groups: {group: its description}.
@@ -67,9 +68,10 @@ class InstanceId(NamedTuple):
     pair: tuple[int, int] | None
     """Sender and receiver; None for a collective."""
     number: int
-    """Sequence number of a collective in its group; of a message among those of its pair, from the first known one."""
+    """Sequence number of a collective in its group; for a message, its index among the known messages of its pair."""
     part: int = 0
-    """Position among the calls of one rank that share a number, as those of one coalesced call do."""
+    """Index among the calls of one rank that share a number, such as those of one coalesced call. For a message whose
+    ends cannot be matched, the rank of its end plus 1."""
 
 
 class RankCall(NamedTuple):
@@ -77,43 +79,46 @@ class RankCall(NamedTuple):
 
     rank: int
     position: int
-    """Place in the rank's program order."""
+    """Position in the rank's program order."""
     group: GroupId
     label: str
-    """The group's name in reports: its mesh axis or description, else its own name."""
+    """The group's name in reports: its mesh axis or description, or else its name."""
     number: int
-    """Sequence number among the collectives of the group; of a message, as the recorder counts."""
+    """Sequence number among the collectives of the group; for a message, the recorder's count."""
     op: str
     state: State
     sent: int | None = None
-    """Elements that the rank hands in; None where that is not known."""
+    """Number of elements that the rank passes in; None if it is unknown."""
     received: int | None = None
-    """Elements that the rank gets."""
+    """Number of elements that the rank gets; None if it is unknown."""
     dtype: str = ""
     message_bytes: int | None = 0
-    """None where the size is not known."""
+    """None if the size is unknown."""
     pair: tuple[int, int] | None = None
-    """Sender and receiver of a message; None for a collective, and where they are not known."""
+    """Sender and receiver of a message; None for a collective, or if they are unknown."""
     root: int | None = None
-    """The rank that a broadcast, reduce, gather or scatter goes from or to; None elsewhere, and where that is not
-    known, as in a flight-recorder dump."""
+    """The root of a broadcast, reduce, gather or scatter; None for other ops, or if it is unknown, as in a
+    flight-recorder dump."""
     source: str = ""
+    """Lines of the program, innermost first: ``"model.py:3 ← train.py:5"``; empty if they are unknown."""
     batch: int | None = None
+    """A number that the calls of one coalesced call share; None outside such a call."""
     created: int | None = None
+    """Nanoseconds since the Unix epoch at which it was issued; None if they are unknown."""
     has_equal_parts: bool = True
-    """True if all ranks must send equal sizes, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
+    """True if all ranks must send equal sizes, as in ``all_gather_into_tensor`` and unlike ``all_gather``."""
     has_tag: bool = False
-    """For a message, True if its library matches messages by tags, which no record keeps."""
+    """For a message, True if its library matches messages by tags, which no file records."""
     reduction: str = ""
-    """``SUM``, ``MAX``, …; empty for an op without one, and where that is not known."""
+    """``SUM``, ``MAX``, …; empty for an op without one, or if it is unknown."""
     send_splits: tuple[int, ...] | None = None
-    """Of an uneven all_to_all, the elements for each rank of the group; None elsewhere, and where that is not known."""
+    """For an uneven all_to_all, the elements that it sends to each rank of the group; else None, or if unknown."""
     recv_splits: tuple[int, ...] | None = None
-    """The same of what it receives."""
+    """For an uneven all_to_all, the elements that it receives from each rank of the group; else None, or if unknown."""
     record: int | None = None
     """Number of calls that the rank had recorded before, including those missing from its dump; None if not counted."""
     kind: str = ""
-    """The trait of groups with the same part in the program: their description, or the pattern of their ranks."""
+    """The kind of its group, see `kinds`."""
 
     @property
     def is_pending(self) -> bool:
@@ -128,12 +133,12 @@ class RankCall(NamedTuple):
     @property
     def token(self) -> tuple[str, ...]:
         """Call without time and rank: equal for ranks that execute the same line of a program."""
-        size = self.sent if self.sent is not None else self.message_bytes  # of an all_to_all, each rank has its own
+        size = self.sent if self.sent is not None else self.message_bytes
         return (self.kind, f"{self.op}{self.peer_ahead}", self.dtype, "" if self.op == "all_to_all" else str(size))
 
     @property
     def peer_ahead(self) -> str:
-        """How many ranks of the group the peer of a message is ahead, in a ring: ``" +1"`` for the next; else empty."""
+        """Distance to the peer of a message in the group's ring: ``" +1"`` for the next rank; empty for others."""
         ranks = self.group.ranks
         if self.pair is None or not {*self.pair} <= {*ranks}:
             return ""
@@ -146,13 +151,13 @@ class RankEnd(NamedTuple):
 
     how: Literal["raised", "ended", "stopped", "killed"]
     text: str
-    """After the rank's name: ``was killed by SIGKILL``, or ``raised ValueError (bad sample 17) at train.py:5``."""
+    """Text after the rank's name: ``was killed by SIGKILL``, ``raised ValueError (bad sample 17) at train.py:5``."""
     line: str = ""
     """The line where it ended, ``"train.py:5"``; empty if unknown."""
 
     @property
     def is_of_process(self) -> bool:
-        """True if its process is gone or stands still, wherever the program was; false if the program ended."""
+        """True if its process is gone or stopped, wherever the program was; False if the program ended."""
         return self.how in ("stopped", "killed") or UNSAVED in self.text or WITHOUT_SAVING in self.text
 
     @classmethod
@@ -174,26 +179,26 @@ class RankCalls:
 
     rank: int
     calls: Sequence[RankCall] = ()
-    """In program order."""
+    """The calls in program order."""
     has_evidence: bool = True
     """False for a rank that left no file, or an empty one."""
     has_empty_file: bool = False
     """True if the rank left an empty file: it was asked for its calls, and wrote none."""
     is_whole: bool = True
-    """True if ``calls`` begins with the first call, so that no ring buffer lost it, and calls that ended are kept."""
+    """True if ``calls`` has all calls from the first one on; a ring buffer or a dump of active calls loses some."""
     enqueued: Mapping[GroupId, int] = field(default_factory=dict)
     """{group: last sequence number that the recorder counted, including calls that it no longer has}."""
     completed: Mapping[GroupId, int] = field(default_factory=dict)
     """{group: last sequence number that the recorder saw complete, including calls that it no longer has}."""
     replicas: frozenset[int] = frozenset()
-    """The ranks that run the same program, judged by groups: members of its groups without messages, except those
+    """The ranks that run the same program, judged by groups: the members of its groups without messages, except groups
     of all ranks."""
     stack: str = ""
     """The stack of the rank when it was ended, innermost call first; empty if unknown."""
     end: RankEnd | None = None
-    """End of the rank; None if it was ended with the job, or if unknown."""
+    """How the rank ended; None if its launcher ended it with the job, or if it is unknown."""
     earlier: EarlierBlock | None = None
-    """The block that the rank saved last, if it saved nothing of the later one that others are in."""
+    """The last block that the rank saved, if others are in a later one; else None."""
 
     @cached_property
     def pending(self) -> list[RankCall]:
@@ -202,7 +207,7 @@ class RankCalls:
 
     @property
     def tells_whether_it_waits(self) -> bool:
-        """False if the rank left no record, or counted calls that had not completed and of which it has none."""
+        """False if the rank left no record, or no calls although it counted some that had not completed."""
         counted = any(number > self.completed.get(group, -1) for group, number in self.enqueued.items())
         return self.has_evidence and (bool(self.calls) or not counted)
 
@@ -213,12 +218,12 @@ class RankCalls:
 
     @property
     def last_of_aborted(self) -> list[RankCall]:
-        """Last call of a rank that SIGABRT ended: gloo aborts a rank that gets another size than it expects."""
+        """Last call of a rank that SIGABRT ended: gloo aborts a rank that gets a different size than it expects."""
         return list(self.calls[-1:]) if self._is_aborted else []
 
     @property
     def messages_of_aborted(self) -> list[RankCall]:
-        """Last messages of a rank that SIGABRT ended: those of one batch, and those issued before without a wait."""
+        """Last messages of a rank that SIGABRT ended, which may have been in flight."""
         return [call for call in self.calls[-_AT_ONCE:] if call.pair is not None] if self._is_aborted else []
 
     @property
@@ -237,17 +242,17 @@ class RankCalls:
 
 @dataclass
 class Instance:
-    """One collective of a group, or one message, with each rank's call if known."""
+    """One collective of a group, or one message, with the known calls of its ranks."""
 
     id: InstanceId
     calls: dict[int, RankCall] = field(default_factory=dict)
-    """By rank, of those whose call is known."""
+    """{rank: its call}, for ranks whose call is known."""
     absent: tuple[int, ...] = ()
     """Ranks that take part in it and, by all records, have not issued it."""
 
     @property
     def pending(self) -> list[RankCall]:
-        """Calls of ranks that wait in it."""
+        """Calls that have not completed."""
         return [call for call in self.calls.values() if call.is_pending]
 
 
@@ -260,10 +265,10 @@ class JobCalls:
     notes: tuple[str, ...] = ()
     """Limits of the evidence: files that could not be read, ranks without a file, …"""
     stood: str | None = None
-    """For how long no collective began or ended, ``"2 s"``; empty if that is not known of a job that had not ended in
-    its time; None if it is not known to stand."""
+    """The time for which no collective began or ended, ``"2 s"``; empty if the job ran out of time and this is unknown;
+    None if the job is not known to be stuck."""
     unlisted: frozenset[GroupId] = frozenset()
-    """The groups whose ranks no file lists: those that called there are taken for all of them."""
+    """The groups whose ranks no file lists; the ranks that called them are taken for all of their ranks."""
 
     @cached_property
     def instances(self) -> dict[InstanceId, Instance]:
@@ -283,11 +288,11 @@ class JobCalls:
 
     @cached_property
     def has_begins(self) -> bool:
-        """True if it is recorded which calls the devices have started: the recorder does so if torch takes times."""
+        """True if starts on devices are recorded, which the flight recorder does if torch measures times."""
         return any(call.state == "started" for calls_of_rank in self.ranks.values() for call in calls_of_rank.pending)
 
     def knows_all(self, ranks: Iterable[int]) -> bool:
-        """Return True if all calls of these ranks are known, starting at the first."""
+        """Return True if all calls of these ranks are known."""
         calls = [self.ranks.get(rank) for rank in ranks]
         return all(
             calls_of_rank is not None and calls_of_rank.is_whole and calls_of_rank.has_evidence
@@ -295,6 +300,7 @@ class JobCalls:
         )
 
     def _absent(self, instance: Instance) -> Iterable[int]:
+        """Yield the ranks of a collective's group that have not issued it."""
         group, _, number, part = instance.id
         for rank in group.ranks:
             if rank in instance.calls:
@@ -326,8 +332,8 @@ class JobCalls:
 def _identities(job: JobCalls, rank: RankCalls) -> Iterable[tuple[RankCall, InstanceId]]:
     """Yield the calls of one rank, each with the id of its instance.
 
-    A message is one instance for both its ranks if all calls of both are known, since only then they can be counted;
-    otherwise each rank has an instance of its own.
+    A message is one instance for both its ranks if all calls of both are known, so that they can be counted. Otherwise
+    each rank has a separate instance.
     """
     of_pair: dict[tuple[GroupId, tuple[int, int]], int] = defaultdict(int)
     of_number: dict[tuple[GroupId, int], int] = defaultdict(int)
@@ -347,8 +353,8 @@ def _identities(job: JobCalls, rank: RankCalls) -> Iterable[tuple[RankCall, Inst
 def _join_ends(job: JobCalls, instances: dict[InstanceId, Instance]) -> None:
     """Merge both ends of each pending message, or record which rank has not issued the other end.
 
-    If both ranks' calls are known from the first on, message n of a pair is the n-th call at both ends. Else the first
-    pending ones of both ends are taken to match.
+    If all calls of both ranks are known, message n of a pair is the n-th call at both ends. Otherwise the pending
+    messages of both ends are matched in order.
     """
     counted: dict[tuple[GroupId, tuple[int, int], int], list[Instance]] = defaultdict(list)
     for identity, instance in instances.items():

@@ -1,10 +1,9 @@
-"""Where ranks stand that wait in no recorded call, and who holds up a job in which none does.
+"""Finds out where ranks are that wait in no recorded call, and which of them hold up the job.
 
-``new_group``, waits at the store, ``init_process_group`` and all that a program does between its collectives are no
-calls of a group, and their ranks are known by their stacks alone. `blame` asks for `outside` if no recorded call waits:
-Where ranks are in a call of torch.distributed, they wait for those that ended. Where none is, a rank that torch's own
-error names is what the others waited for, and then one that a signal ended: it does not come again. Else those are odd
-that stand elsewhere than most.
+``new_group``, waits at the store, ``init_process_group`` and the code between collectives are no calls of a group. Only
+stacks show that ranks are there. `blame` calls `outside` if no recorded call waits. If ranks are in a call of
+torch.distributed, they wait for ranks that ended. If none is, the others wait for a rank that torch's own error names,
+or else for one that a signal ended. Otherwise the ranks are odd that are elsewhere than most.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from dsexplore._internal.user_code import is_user_file
 _FRAME = re.compile(r'File "([^"]*)", line (\d+),? in ([^\n]*)')
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrapper", "decorate_context", "_fn", "__enter__", "__exit__"})
 _INSTALLED = "…/"
-"""Stands for the folder of installed packages in stacks that were shortened."""
+"""The folder of installed packages in shortened stacks."""
 
 
 class Standing(NamedTuple):
-    """Where a rank stands."""
+    """The place in the program where a rank is."""
 
     line: str
-    """The innermost line of the program, ``"train.py:12"``; that of a notebook's cell if there is one."""
+    """The innermost line of the program, ``"train.py:12"``; in a notebook, the innermost line of a cell."""
     call: str
-    """The function of torch.distributed that this line called, such as ``new_group``; empty for any other code."""
+    """The function of torch.distributed that this line called, such as ``new_group``; empty for other code."""
 
     @classmethod
     def of(cls, stack: str) -> Standing:
@@ -57,10 +56,10 @@ def _is_of_the_program(file: str) -> bool:
 
 
 def odd_ones(standing: Mapping[int, Standing]) -> tuple[int, ...]:
-    """Return the ranks that the others wait for, judged by where they stand; empty if that does not show.
+    """Return the ranks that the others wait for, judged by their places; empty if these do not show it.
 
-    Ranks that wait in torch.distributed wait for those that are elsewhere. Where all or none of them do, those that
-    stand where fewest do are odd.
+    Ranks in torch.distributed wait for the ranks that are elsewhere. If all or none are in it, all ranks are odd that
+    are not at the most common place.
     """
     elsewhere = sorted(rank for rank, place in standing.items() if not place.call)
     if elsewhere and len(elsewhere) < len(standing):
@@ -72,7 +71,7 @@ def odd_ones(standing: Mapping[int, Standing]) -> tuple[int, ...]:
 
 
 def outnumbered(sides: Iterable[Collection[int]]) -> set[int]:
-    """Return the ranks of all sides but the largest; none where no side is larger than each other one.
+    """Return the ranks of all sides but the largest; empty if no side is larger than all others.
 
     Example:
         >>> sorted(outnumbered([{0, 1, 2}, {3}, {4}]))
@@ -86,8 +85,8 @@ def places_text(standing: Mapping[int, Standing], first: Iterable[int] = ()) -> 
     """Return the places of ranks as text: ``ranks 0, 1 in new_group (train.py:52), rank 2 at train.py:53``.
 
     Args:
-        standing: by rank.
-        first: the ranks to begin with.
+        standing: {rank: its place}.
+        first: the ranks to name first.
     """
     begin = set(first)
     together: dict[Standing, list[int]] = defaultdict(list)
@@ -101,18 +100,18 @@ _NOT_AT_BARRIER = re.compile(r"Ranks? (\d+(?:, *\d+)*) failed to pass monitoredB
 
 
 class Outside(NamedTuple):
-    """Who holds up ranks that are in no recorded call."""
+    """The ranks that hold up a job in which no rank waits in a recorded call."""
 
     culprits: tuple[int, ...]
     suspects: tuple[int, ...]
-    """All ranks that may be meant, where there are no culprits."""
+    """Without culprits, the ranks among which the cause is; else empty."""
 
 
 def outside(job: JobCalls) -> Outside | None:
-    """Return who holds up a job in which no rank waits in a recorded call.
+    """Return the ranks that hold up a job in which no rank waits in a recorded call.
 
     Returns:
-        None unless all running ranks are known to be stuck, which takes their stacks.
+        The ranks; None if the job is not known to be stuck, or if the stack of a running rank is unknown.
     """
     running = {rank: calls for rank, calls in job.ranks.items() if calls.end is None and calls.has_evidence}
     if job.stood is None or not running or not all(calls.stack for calls in running.values()):
@@ -129,6 +128,6 @@ def outside(job: JobCalls) -> Outside | None:
 
 
 def _missing_at_barrier(running: Iterable[int], errors: Iterable[str]) -> tuple[int, ...]:
-    """Return the running ranks that did not come to a ``monitored_barrier``, by the errors of those that did."""
+    """Return the running ranks that did not come to a ``monitored_barrier``, by the errors of ranks that did."""
     named = {int(rank) for text in errors for ranks in _NOT_AT_BARRIER.findall(text) for rank in ranks.split(",")}
     return tuple(sorted(named.intersection(running)))

@@ -1,10 +1,10 @@
-"""The evidence of a hang from a trace of real ranks, recorded by dsexplore or imported."""
+"""Reads the evidence of a hang from a trace of real ranks, recorded by dsexplore or imported."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +31,11 @@ _COLUMNS = (
     *("start", "end", "state", "is_object", "group_seq", "send_splits", "recv_splits"),
 )
 _ENDED_EARLY = "the recording ended early"
-"""Start of a note without a rank; `TraceInfo.ends` says more."""
+"""Begin of a note that does not name a rank; `TraceInfo.ends` has more."""
 _STOOD = re.compile(r"no collective (?:had )?be(?:gan|gun) or ended for ([0-9.e+]+ s)")
+"""The time without progress in a note of `early_saves`."""
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
+"""Parts of the names of ops to which all ranks pass equal sizes."""
 
 
 def job_of_trace(
@@ -46,11 +48,11 @@ def job_of_trace(
     """Return the calls of each rank, from the merged trace of all ranks.
 
     Args:
-        tables: of real ranks; a simulation has nothing that could hang.
-        stacks: by rank, where it was when it was ended.
-        ends: by rank, how it ended by itself, where that is known better than by the trace.
-        stood: see `JobCalls.stood`; None for what the trace's notes say.
-        earlier: by rank without calls in the trace, what it left of an earlier block.
+        tables: the merged trace of real ranks.
+        stacks: {rank: its stack when it was ended, innermost call first}; None if there are none.
+        ends: {rank: how it ended by itself}, which replaces the end in the trace; None to replace none.
+        stood: the time without progress, see `JobCalls.stood`; None for that in the trace's notes.
+        earlier: {rank without calls in the trace: the earlier block that it saved last}; None if there are none.
     """
     ended = {rank: RankEnd.of(text) for rank, text in zip(tables.info.ranks, tables.info.ends, strict=False)}
     ended |= ends or {}
@@ -79,12 +81,13 @@ def job_of_trace(
         )
     calls_of |= {rank: _calls_before_block(calls_of[rank], block) for rank, block in (earlier or {}).items()}
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
-    said = [match[1] for note in tables.info.notes if (match := _STOOD.search(note))]
-    return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood))
+    if stood is None:
+        stood = next((match[1] for note in tables.info.notes if (match := _STOOD.search(note))), None)
+    return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), stood))
 
 
 def _calls_before_block(calls: RankCalls, block: EarlierBlock) -> RankCalls:
-    """Return what is known of a rank that has not begun the block: it is at its end, or in an earlier one."""
+    """Return the calls of a rank that has not begun the block of the trace, with what it saved of an earlier one."""
     end = None if block.end in (RUNNING, ENDED_BLOCK) else RankEnd.of(block.end)
     if end is not None:
         end = end._replace(text=f"{end.text}, in an earlier block")
@@ -92,9 +95,9 @@ def _calls_before_block(calls: RankCalls, block: EarlierBlock) -> RankCalls:
 
 
 def _settled(job: JobCalls) -> JobCalls:
-    """Return the job where a call of a rank that is gone has ended if it has on another rank.
+    """Return the job, with calls of ranks that have ended marked as completed if they completed on another rank.
 
-    Its process may have been gone before it noted that; what has ended nowhere is where it was.
+    Such a rank may have ended before it recorded the end of the call.
     """
     ranks = dict(job.ranks)
     for rank, calls_of_rank in job.ranks.items():
@@ -115,8 +118,19 @@ def _has_ended_elsewhere(job: JobCalls, call: RankCall) -> bool:
 
 
 def _calls(
-    rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, str], with_tags: Collection[str]
+    rows: Iterable[dict[str, Any]],
+    members: Mapping[str, GroupId],
+    of_kind: Mapping[GroupId, str],
+    with_tags: Collection[str],
 ) -> list[RankCall]:
+    """Return the calls of one rank.
+
+    Args:
+        rows: its events, in program order.
+        members: {name of a group: the group}.
+        of_kind: {group: its kind}.
+        with_tags: the names of groups whose library matches messages by tags.
+    """
     numbers: dict[str, int] = defaultdict(int)
     calls = []
     for row in rows:
@@ -167,7 +181,7 @@ def _splits(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _state(row: Mapping[str, Any]) -> State:
-    """Return the state of a call; files of earlier formats tell it by whether there is an end."""
+    """Return the state of a call; in files of earlier formats, a call without an end has not completed."""
     if row["state"] is not None:
         state: State = row["state"] or "completed"
         return state

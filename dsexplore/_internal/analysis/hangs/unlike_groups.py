@@ -1,7 +1,7 @@
-"""Process groups that ranks create with different members, or that some ranks still create while others wait in them.
+"""Finds process groups that ranks create with different members, or while others already wait in them.
 
-All ranks call ``new_group``, which waits for all of them. So a rank inside it waits too, although in no recorded call;
-the groups that the others have created show which ranks it waits for.
+All ranks call ``new_group``, which waits for all of them. So a rank inside it waits too, although in no recorded call.
+The groups that the others have created show which ranks it waits for.
 
 Worked example: rank 1 creates a group of ranks 0 and 1 where ranks 0 and 2 create it with all three. Rank 0 waits in
 the group of three, rank 1 in that of two, and rank 2 is still in ``new_group``. Rank 2 is a member of the first group
@@ -52,8 +52,8 @@ def unlike_groups(job: JobCalls, heads: Iterable[RankCall], idle: Collection[int
         idle: ranks that others wait for and that are in no recorded call.
 
     Returns:
-        None if one of `idle` is elsewhere, or if the groups that ranks wait in agree and no more ranks create one than
-        wait.
+        The ranks. None if a rank of `idle` is not in ``new_group``, or if all ranks agree on their groups and fewer
+        ranks create one than wait.
     """
     standing = makers(job)
     if not idle or not standing.keys() >= set(idle):

@@ -1,9 +1,8 @@
-"""Who waits for whom: the order in which ranks and groups hold each other up, and where that order begins.
+"""Computes which ranks wait for which, and where the waiting begins.
 
-A rank waits in the first of its calls that has not ended; what it issued after that is held up with it. Such a
-rank waits for the ranks that have not issued the same collective, and where all have, for those that are held up by
-an earlier call of theirs. Followed from rank to rank, the waiting ends at ranks that wait for nobody, or goes round
-in a circle.
+A rank waits in the first of its calls that has not ended, which holds up its later calls. It waits for the ranks that
+have not issued the same collective. If all have, it waits for those that are held up by an earlier call. Followed from
+rank to rank, the waiting ends at ranks that wait for no other, or in a circle.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cached_property
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 
 END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""The ops that no rank ends before all have come: each needs something of every other rank."""
+"""The ops that end on no rank before all ranks have come, as each rank needs data of every other."""
 
 
 class Wavefront:
@@ -49,6 +48,7 @@ class Wavefront:
         return {rank: set().union(*map(self._held_up_by, calls)) - {rank} for rank, calls in self.heads.items()}
 
     def _held_up_by(self, call: RankCall) -> set[int]:
+        """Return the ranks that a call waits for."""
         instance = self.job.instance_of(call)
         if not self.unseen.issuperset(instance.absent):
             return set(instance.absent)
@@ -57,6 +57,7 @@ class Wavefront:
         }
 
     def _is_head(self, rank: int, call: RankCall) -> bool:
+        """Return True if a rank waits in a call, and not in an earlier one."""
         return any(call is head for head in self.heads.get(rank, ()))
 
     @cached_property
@@ -68,13 +69,13 @@ class Wavefront:
     def circles(self) -> list[set[int]]:
         """Sets of two or more ranks that wait for one another.
 
-        They wait for no other ranks, except such that wait for a rank without a record. Of a rank without a record it
-        is unknown whether it joined, and for whom it waits.
+        They wait for no other ranks, except for ranks without a record and ranks that wait only for these. It is
+        unknown for whom a rank without a record waits.
         """
         waits = {rank: awaited - self.unseen for rank, awaited in self.waits_for.items()}
         open_ends = self._waiting_for_unseen()
-        parts = [part for part in strongly_connected(waits) if len(part) > 1]
-        return [part for part in parts if all(waits.get(rank, set()) <= part | open_ends for rank in part)]
+        components = [ranks for ranks in strongly_connected(waits) if len(ranks) > 1]
+        return [ranks for ranks in components if all(waits.get(rank, set()) <= ranks | open_ends for rank in ranks)]
 
     def _waiting_for_unseen(self) -> set[int]:
         """Return the ranks that wait only for ranks without a record, directly or through other such ranks."""
@@ -89,10 +90,9 @@ class Wavefront:
 
     @cached_property
     def overtaken(self) -> dict[int, Instance]:
-        """Ranks that wait in a collective which has ended on another rank, each with that collective.
+        """{rank: the collective in which it waits}, for collectives that have ended on another rank.
 
-        Only ops are looked at that end nowhere before all ranks have come. That it ended is said by another rank's
-        record of it, or by its count of what ended, which goes further back than the records.
+        Only collectives of `END_TOGETHER` count. Another rank's record or count of completed calls shows the end.
         """
         instance_of = {}
         for rank, calls in self.heads.items():
@@ -154,7 +154,7 @@ def strongly_connected(graph: Mapping[int, set[int]]) -> list[set[int]]:
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
-    parts: list[set[int]] = []
+    components: list[set[int]] = []
     for root in graph:
         if root in order:
             continue
@@ -176,8 +176,8 @@ def strongly_connected(graph: Mapping[int, set[int]]) -> list[set[int]]:
                 if walk:
                     low[walk[-1][0]] = min(low[walk[-1][0]], low[node])
                 if low[node] == order[node]:
-                    part = set()
-                    while node not in part:
-                        part.add(stack.pop())
-                    parts.append(part)
-    return parts
+                    component = set()
+                    while node not in component:
+                        component.add(stack.pop())
+                    components.append(component)
+    return components

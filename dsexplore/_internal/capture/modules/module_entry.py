@@ -28,7 +28,7 @@ class ModuleEntry:
 
     @property
     def name(self) -> str:
-        """The module's full name, which begins with its root's label: ``"Llama.layers.0.attn"``."""
+        """Full name of the module, which begins with its root's label: ``"Llama.layers.0.attn"``."""
         label = self.root.label if self.root is not None else self.label
         return f"{label}.{self.path}" if self.path else label
 
