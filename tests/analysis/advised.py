@@ -37,12 +37,12 @@ TOKENS = torch.arange(32).reshape(2, 16)
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, and where its parts are."""
+    """A model, with the names of its parts."""
 
     make: Callable[[], nn.Module]
     call: Callable[[nn.Module], torch.Tensor]
     blocks: str
-    """Where the list of blocks is in the model."""
+    """Fully qualified name of the list of blocks."""
     readers: dict[str, tuple[str, ...]]
     """{part of a block: its modules that read one input}."""
     rows: tuple[str, ...]
@@ -116,8 +116,8 @@ def tensor_parallel(
     """Apply tensor parallelism.
 
     Args:
-        subject: of the model.
-        model: to be parallelized.
+        subject: the subject that the model belongs to.
+        model: the model to parallelize.
         sequence: whether activations between blocks are sharded along the sequence.
         prepared: whether each part's input is made whole, or a DTensor, once.
         rows: output layout of what is parallelized by rows; None for that of the activations between blocks.

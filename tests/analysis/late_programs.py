@@ -38,15 +38,15 @@ class Program:
     late_from: int = 0
     """The first step in which the late rank is late."""
     mesh: bool = False
-    """Whether pairs of ranks, and then every second rank, reduce before all ranks do."""
+    """True if pairs of ranks, and then every second rank, reduce before all ranks do."""
     clocks: str = "one"
     notice: float = 1e-5
-    """The mean time in which a process notices the end of a collective."""
+    """Mean seconds in which a process notices the end of a collective."""
     seed: int = 0
 
     @property
     def groups(self) -> dict[str, list[int]]:
-        """The ranks of each group, in the order in which a step uses them."""
+        """Ranks of each group, in the order in which a step uses the groups."""
         found: dict[str, list[int]] = {}
         if self.mesh and self.ranks % 2 == 0 and self.ranks >= 4:
             found |= {f"pair {first}": [first, first + 1] for first in range(0, self.ranks, 2)}

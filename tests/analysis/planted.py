@@ -38,7 +38,7 @@ Program = Callable[[bool], None]
 
 
 class Inner(nn.Module):
-    """A gated pair of linear layers, behind a norm that is outside of it."""
+    """A gated pair of linear layers; the norm before it is outside."""
 
     def __init__(self) -> None:
         super().__init__()

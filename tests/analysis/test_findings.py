@@ -312,7 +312,7 @@ def test_the_group_of_the_whole_model_is_not_left_out_because_it_is_small() -> N
 def test_a_model_that_reduces_more_often_than_another_has_no_microbatches(
     discriminator: int, generator: int, rules: list[str]
 ) -> None:
-    """A GAN's discriminator is reduced for real and made samples; both are only where both see several microbatches."""
+    """A GAN's discriminator reduces for real and for generated samples, which are no microbatches."""
     with dsexplore.simulate(2):
         models = [DistributedDataParallel(torch.nn.Linear(4, 4).cuda()) for _ in range(2)]
         optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]

@@ -158,7 +158,7 @@ def ids_of(view: str) -> set[str]:
 
 
 def test_links_lead_nowhere_but_into_their_own_view() -> None:
-    """A notebook is one page, and alike sentences stand in several of its views."""
+    """Notebooks are one page each, and several views on it may have the same sentence."""
     first, second = (trace_of(row(0), row(1, phase=phase)) for phase in ("forward", "backward"))
     before = trace_of(row(0))
     for view, other in ((first, second), (before.diff(first), before.diff(second))):
@@ -253,7 +253,7 @@ def test_a_rank_counts_as_often_as_it_stands_for_others() -> None:
 
 
 def test_what_sends_nothing_is_not_among_the_others() -> None:
-    """A barrier and a recv have no bytes; of three doings all are named, of four two."""
+    """Barriers and recvs have no bytes. Three purposes are all named, of four only two."""
     sent = [row(0), row(1, op="broadcast"), row(2, op="barrier", wire_bytes=0), row(3, op="recv", wire_bytes=0)]
     assert said(trace_of(*sent))[1] == "All of it is for Net.a: all_reduce (50 %) and broadcast (50 %)."
     more = [*sent, row(4, op="reduce", wire_bytes=3072)]

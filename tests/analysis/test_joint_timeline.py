@@ -43,7 +43,7 @@ def test_both_begin_at_nought_in_lanes_of_their_own() -> None:
 
 
 def test_axes_have_the_colors_of_the_tree_and_the_bars() -> None:
-    """In A most is sent on tp, in both together on dp."""
+    """Most bytes are on tp in A, and on dp in both together."""
     before = trace_of({"axis": "tp", "wire_bytes": 4096}, {"seq": 1, "axis": "dp", "wire_bytes": 1024})
     after = trace_of({"axis": "dp", "wire_bytes": 8192})
     assert before.diff(after).timeline().marks == ("dp", "tp")

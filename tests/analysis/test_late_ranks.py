@@ -21,7 +21,7 @@ ONE_OF_FOUR = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2)
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=150, deadline=None)
 def test_the_late_rank_is_named_and_no_other(seed: int) -> None:
-    """A thousand of them: ``python -m tests.analysis.late_programs 1000``."""
+    """More are checked by ``python -m tests.analysis.late_programs 1000``."""
     assert is_right(drawn(seed))
 
 

@@ -61,7 +61,7 @@ def test_messages_go_to_their_peer() -> None:
 
 
 def test_the_world_is_as_large_as_its_groups_say() -> None:
-    """Of a world that was closed, a recording knows the size of the largest group that it saw."""
+    """After a world was closed, a recording only knows the size of the largest group that it saw."""
     with dsexplore.commtrace() as trace, dsexplore.simulate(8, rank=4):
         dist.all_reduce(torch.ones(256), group=dist.new_group([4, 5]))
     assert trace.world_map().to_each().tolist() == [0, 0, 0, 0, 0, 1024]

@@ -158,8 +158,8 @@ class TestLlamaBlock:
             assert of_block(recorded, layer) == expected
 
     def test_sequence_parallel_and_fully_sharded(self, shape: demo.Shape) -> None:
-        """As both above, with one difference: FSDP2 reduces the norms' partial gradients over tp before it
-        scatters them, so 2 × all_reduce of D·e move from the optimizer to the backward pass of each block.
+        """It sends what both above send, with one difference: FSDP2 reduces the norms' partial gradients over tp before
+        it scatters them, so 2 × all_reduce of D·e move from the optimizer to the backward pass of each block.
         """
         recorded = trace(shape, "dp=2,tp=4", tensors=True, sequence=True, parameters=True)
         norms = Counter({("backward", "all_reduce", "tp", shape.dim * ELEMENT): 2})
@@ -171,7 +171,7 @@ class TestLlamaBlock:
 
 @pytest.mark.parametrize(("sequence", "parameters"), [(False, False), (True, False), (False, True), (True, True)])
 def test_counts_and_bytes_are_affine_in_the_number_of_layers(sequence: bool, parameters: bool) -> None:
-    """For every phase, op and axis: total(L) = total(1) + (L − 1)·(total(2) − total(1)), in number and in bytes."""
+    """Each phase, op and axis has total(L) = total(1) + (L − 1)·(total(2) − total(1)), in number and in bytes."""
 
     def totals(layers: int) -> dict[tuple[str, str, str], torch.Tensor]:
         recorded = trace(demo.Shape(layers=layers), "dp=2,tp=4", tensors=True, sequence=sequence, parameters=parameters)
@@ -189,7 +189,7 @@ def test_counts_and_bytes_are_affine_in_the_number_of_layers(sequence: bool, par
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_a_large_world_on_fake_tensors_has_the_same_block(fake: bool) -> None:
-    """The collectives of a block do not depend on the number of data-parallel ranks, other than by padding of W."""
+    """More data-parallel ranks change the collectives of a block only by the padding of W."""
     shape = demo.Shape(layers=2)
     ranks = 512 if fake else 2
     with dsexplore.simulate(mesh=f"dp={ranks},tp=4", fake=fake) as world:

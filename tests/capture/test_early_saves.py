@@ -121,7 +121,7 @@ def test_a_collective_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_end_is_progress_where_nothing_begins() -> None:
-    """As on a GPU, which works off what was issued long before."""
+    """Devices do that: they execute what was issued long before."""
     issued = [Issued("c10d::allreduce_", [], None, 0, NOWHERE, start=1) for _ in range(2)]
     progress = _Progress(issued)
     first = progress()
@@ -239,7 +239,7 @@ def test_ranks_that_wait_too_long_leave_a_record_and_go_on(tmp_path: Path) -> No
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 def test_a_call_that_does_not_return_until_others_come_is_part_of_the_record(tmp_path: Path) -> None:
-    """As gloo's monitored barrier, and the first collective of an NCCL group."""
+    """Gloo's monitored barrier and the first collective of an NCCL group do that."""
     kept, folder = tmp_path / "kept", tmp_path / "trace"
 
     def waits_in_its_call(kept: str, folder: str) -> None:

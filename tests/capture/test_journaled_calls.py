@@ -63,7 +63,7 @@ def test_a_block_that_raises_leaves_its_trace_and_no_journal(tmp_path: Path) -> 
 def test_a_call_is_written_before_it_is_issued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors: torch.Tensor | list[torch.Tensor]
 ) -> None:
-    """The process may end inside it."""
+    """It is written first, as the process may end inside the call."""
     seen: list[tuple[str, str]] = []
 
     def look(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

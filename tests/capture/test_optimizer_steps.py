@@ -90,7 +90,7 @@ def test_ends_when_all_optimizers_stepped_or_one_steps_again(limit: int, order: 
 
 
 class Holder:
-    """An optimizer that torch does not know, as DeepSpeed's and Megatron's: it goes on after the one that it holds."""
+    """An optimizer that torch does not know, as DeepSpeed and Megatron have: it sends after the one inside."""
 
     def __init__(self, *held: torch.optim.Optimizer) -> None:
         self.held, self.ends, self.fails = held, 0, False
@@ -153,7 +153,7 @@ def test_a_step_that_makes_an_optimizers_state_is_none_of_the_programs() -> None
 
 
 class Decayed(torch.optim.SGD):
-    """An optimizer whose step calls its base class's, as many do."""
+    """An optimizer whose ``step`` calls that of its base class."""
 
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)

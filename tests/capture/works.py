@@ -33,7 +33,7 @@ class FutureWork(dist.Work):
 
 
 class SilentWork(dist.Work):
-    """A work without a future, as of gloo's send and recv."""
+    """A work without a future, such as that of gloo's send and recv."""
 
     def get_future(self) -> Any:
         raise RuntimeError("it has none")

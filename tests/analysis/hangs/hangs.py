@@ -24,7 +24,7 @@ class Hang:
     program: Program
     culprits: tuple[int, ...]
     line: int | tuple[int, ...]
-    """Of each culprit: where it called otherwise, or its last call; 0 where that is not known."""
+    """The line of each culprit: of its differing call, or of its last one; 0 if it is unknown."""
     size: int = 4
     groups: tuple[Group, ...] = ALL4
     lost: tuple[int, ...] = ()

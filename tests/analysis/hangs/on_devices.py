@@ -30,9 +30,9 @@ class Op:
     received: int = 0
     messages: tuple[Message, ...] = ()
     waits: bool = True
-    """Whether the device goes on only after it."""
+    """True if the device continues only after it."""
     on: Op | None = None
-    """What a ``wait`` is for."""
+    """The op that a ``wait`` waits for."""
     number: int = 0
 
     @property
@@ -41,7 +41,7 @@ class Op:
 
 
 class Program:
-    """What one rank does, in order."""
+    """The ops of one rank, in order."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -71,7 +71,7 @@ class Rest:
     begun: list[set[int]]
     ended: list[set[int]]
     reached: list[int]
-    """By rank: how many of its ops it came past."""
+    """{rank: number of ops that it has passed}."""
     keys: list[dict[int, list[Any]]] = field(default_factory=list)
 
     @property
@@ -87,8 +87,8 @@ def come_to_rest(
     """Run the job.
 
     Args:
-        hosts: by rank, the op before which the process stops.
-        devices: by rank, the op from which on its device begins nothing.
+        hosts: {rank: index of the op before which the process stops}.
+        devices: {rank: index of the op from which on its device begins none}.
     """
     many = range(len(programs))
     job = Rest(programs, [set() for _ in many], [set() for _ in many], [0] * len(programs))

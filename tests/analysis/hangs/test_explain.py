@@ -44,7 +44,7 @@ def test_the_command_prints_json(folder: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_reader_that_has_gone_is_no_error(folder: Path, tmp_path: Path) -> None:
-    """As with ``dsexplore hang DIR | head -1``."""
+    """``dsexplore hang DIR | head -1`` closes its pipe early."""
     page = tmp_path / "hang.html"
     reading, writing = os.pipe()
     os.close(reading)
@@ -62,7 +62,7 @@ def test_json_and_pickle_say_the_same(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_line_that_one_of_the_waiting_ranks_lacks_is_taken_from_another(tmp_path: Path) -> None:
-    """A dump in torch's JSON has no frames, also where those of the other ranks have."""
+    """Dumps in torch's JSON have no frames, even if those of other ranks have."""
 
     def program(rank: int) -> Iterator[Step]:
         yield STOP if rank == 3 else Collective(WORLD4, "all_reduce", 512, line=20)
@@ -221,7 +221,7 @@ def test_the_dump_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_rank_is_behind_that_waits_in_what_its_peers_have_counted_as_completed(tmp_path: Path) -> None:
-    """The peers' records of the collective are lost; their ``last_completed_collective`` has it."""
+    """Peers have lost their records of the collective, but their ``last_completed_collective`` counts it."""
     left = dumps(run(lambda rank: steps(rank, 6), 4), ALL4)
     last = left[1]["entries"][-1]
     last |= {"state": "scheduled", "time_discovered_completed_ns": None, "retired": False}

@@ -198,7 +198,7 @@ ABORTED = ("was killed by SIGABRT", "raised RuntimeError (Connection closed by p
 
 
 def all_to_all(sent: Mapping[int, Sequence[int]], received: Mapping[int, Sequence[int]], ends: Any) -> HangReport:
-    """Of three ranks in an all_to_all of two elements for each other one but where it is said, and then all_reduce."""
+    """Return the calls of three ranks: an all_to_all, of two elements for each rank unless given, and an all_reduce."""
     even, rows = [2, 2, 2], {}
     for rank in range(3):
         splits = {"send_splits": list(sent.get(rank, even)), "recv_splits": list(received.get(rank, even))}
@@ -284,7 +284,7 @@ def test_a_rank_that_gloo_aborted_for_a_message_s_size_is_one_of_both_ends(
 
 
 def test_stages_of_a_pipeline_are_judged_by_stages_that_play_their_part() -> None:
-    """The first stage receives twice at the end of its schedule, which the middle one never does."""
+    """Only the first stage receives twice at the end of its schedule."""
     to, back, sent_back = ({"op": op, "peer": peer} for op, peer in (("send", 1), ("recv", 1), ("send", 0)))
     first = [to, to, back, to, back, back, {**back, **WAITS}]
     forward = [{"op": "recv", "peer": 0}, {"op": "send", "peer": 2}]

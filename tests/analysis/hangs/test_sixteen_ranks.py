@@ -255,7 +255,7 @@ def test_a_rank_that_calls_otherwise_is_named_or_nobody(name: str, fault: str, k
 def test_a_call_that_is_left_out_is_found_by_how_many_calls_the_ranks_alike_recorded(
     name: str, with_status: bool
 ) -> None:
-    """In dumps of what is active alone, where nothing says what was usual before."""
+    """It holds for dumps of active calls alone, which do not show earlier steps."""
     draw, programs, groups = drawn(name)
     culprit = draw.choice(RANKS)
     at = draw.choice([at for at in programs[culprit].issued()[-8:-2] if programs[culprit].ops[at].kind == "call"])
@@ -292,7 +292,7 @@ def test_a_device_that_stops_is_named_where_the_recorder_took_times(name: str, k
 @pytest.mark.parametrize("kept", DUMPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_file_that_is_lost_does_not_hide_a_rank_that_stops(name: str, kept: str) -> None:
-    """Of a rank without a file it is not known whether it came: it is not blamed where another one is missing, too."""
+    """A rank without a file may have come, so it is not blamed if another one is missing."""
     draw, programs, groups = drawn(name, kept)
     culprit, other = draw.sample(RANKS, 2)
     job = come_to_rest(programs, {culprit: late(programs[culprit], draw)})

@@ -119,7 +119,7 @@ def test_a_part_of_a_coalesced_call_that_a_ring_buffer_lost_is_not_missing() -> 
 
 
 def test_what_is_got_differs() -> None:
-    """In size or dtype, between ranks or from what the rank itself hands in."""
+    """Size or dtype may differ, between ranks or between the input and the output of one rank."""
     waiting = {"state": "scheduled"}
     for odd, field in (
         (entry(0, "all_reduce", out=[[5, 4]], **waiting), "size"),

@@ -9,7 +9,7 @@ import dsexplore
 
 
 class Bucketed(torch.nn.Linear):
-    """A module that holds something else than its buffers under their name, as Megatron's DistributedDataParallel."""
+    """A module whose ``buffers`` is no method, as in Megatron's DistributedDataParallel."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)

@@ -32,7 +32,7 @@ def issued(of: Group, *times: tuple[int, int | None]) -> list[Issued]:
 
 
 def test_the_longest_and_those_after_it_failed() -> None:
-    """The first took long too, as it made the communicator; the last had not got its turn."""
+    """The first collective takes long too, as it creates the communicator, and the last one has not begun."""
     gave_up, fine = group("TIMEOUT"), group("")
     own = issued(gave_up, (0, 99), (100, 101), (101, 161), (161, 161), (162, None))
     others = issued(fine, (0, 900))
@@ -54,7 +54,7 @@ def test_few_collectives(times: list[tuple[int, int | None]], states: list[str])
 
 
 class Standing:
-    """A span whose device has not got to its end."""
+    """A span whose device has not reached its end."""
 
     has_end, is_over = True, False
 

@@ -184,7 +184,7 @@ def on_a_sparse_tensor() -> None:
 
 
 class Tagged(torch.Tensor):
-    """A tensor of a type of the user's."""
+    """A tensor subclass of the user."""
 
 
 def on_a_subclass() -> None:

@@ -87,7 +87,7 @@ def test_collectives_of_one_kind_may_have_several_origins(change: dict[str, obje
 
 
 def test_a_collective_without_messages_leaves_the_others_their_times() -> None:
-    """As many messages as collectives, but not one each."""
+    """There are as many messages as collectives, but not one of each."""
     table = event_columns(CollectiveKinds([issued([], 1, 2), issued([SENT, SENT], 3, 4)]), [1], 1).table()
     assert table.select("start", "end", "step", "seq").rows() == [(3, 4, 1, 0), (3, 4, 1, 1)]
 
@@ -120,7 +120,7 @@ def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_origins_are_shared_before_many_wait() -> None:
-    """A recording of any length holds few origins more than the program has lines."""
+    """Recordings of any length have hardly more origins than the program has lines."""
     modules = Modules(lambda *_: None)
     made = origins.Origins(modules, Groups())
     every = [replace(issued([SENT], 1, 2), origin=made.of(StackReading(1, modules, modules.own.calls, -1, "other")))

@@ -146,7 +146,7 @@ def test_what_failed_has_that_as_its_cause() -> None:
 
 
 class Span:
-    """Of a device that reached the end after 5 ns, if it did."""
+    """A span of a device that reaches its end after 5 ns, or never."""
 
     def __init__(self, has_end: bool) -> None:
         self.has_end = has_end

@@ -105,7 +105,7 @@ def test_attention_counts_half_where_it_is_causal_and_fewer_heads_of_keys(is_cau
 
 
 def test_attention_whose_last_arguments_are_left_out() -> None:
-    """A dispatch mode is not given trailing arguments that have their default, here ``is_causal``."""
+    """Dispatch modes do not get trailing arguments with default values, here ``is_causal``."""
     q = torch.randn(2, 8, 64, 16, device="meta")
     with dsexplore.commtrace(costs=True) as trace:
         torch.ops.aten._scaled_dot_product_flash_attention(q, q, q, 0.1)

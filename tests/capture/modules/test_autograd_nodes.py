@@ -40,7 +40,7 @@ def with_boundaries(thread: int, *boundaries: int) -> ThreadCalls:
 
 
 class TestWhoseForwardItWas:
-    """Of the thread of a device, and of threads that call backward."""
+    """It holds for the thread of a device, and for threads that call backward."""
 
     forward, other, device = with_boundaries(1, 0, 5), with_boundaries(2, 0, 3), with_boundaries(3)
 

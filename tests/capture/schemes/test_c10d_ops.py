@@ -286,7 +286,7 @@ def test_functional_coalesced(column: Any, call: Callable[[], Any], op: str, siz
 
 
 def test_subgroups(world: Callable[..., DeviceMesh], column: Any) -> None:
-    """A group that no mesh has: no axis; its own name, size and ranks."""
+    """Groups that no mesh has have no axis, and their own name, size and ranks."""
     world("dp=2,tp=4")
     pair = dist.new_group([0, 5])
     with record() as trace:

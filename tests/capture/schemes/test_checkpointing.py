@@ -158,7 +158,7 @@ def test_checkpoint_sequential(world: Callable[..., DeviceMesh], totals: Any) ->
 
 
 def test_a_trace_opened_for_backward_alone(world: Callable[..., DeviceMesh], column: Any) -> None:
-    """The forward ran before the recording: what backward recomputes still has its phase and module."""
+    """Recomputed collectives have their phase and module although the forward ran before the recording."""
     world("dp=4")
     model = Model(reentrant=False)
     output = model(example()).sum()

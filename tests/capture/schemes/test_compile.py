@@ -151,7 +151,7 @@ class Stack(nn.Sequential):
 
 
 def test_inductor(world: Callable[..., DeviceMesh], sizes: SimpleNamespace, totals: Any) -> None:
-    """The default backend calls torch's ops from generated code, in place: a row-parallel linear sends the same
+    """Torch's default backend calls its ops from generated code, in place: a row-parallel linear sends the same
     1 all_reduce of A forward, and a column-parallel one 1 backward."""
     mesh = world("tp=4")
     plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}

@@ -60,7 +60,7 @@ def test_ring_attention(
 
 
 class Gathering(nn.Module):
-    """What context parallelism does around flex attention."""
+    """Gather keys and values as context parallelism does around flex attention."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ def test_buffers(world: Callable[..., DeviceMesh], column: Any) -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 def test_the_reducer_on_real_processes(world: Callable[..., DeviceMesh]) -> None:
-    """The C++ reducer on gloo sends what the simulation says, step by step."""
+    """DDP's reducer on gloo sends what the simulation shows, step by step."""
     real = run_ranks(steps, 2, timeout=240).values
     world("dp=2")
     assert real[0] == real[1] == steps()

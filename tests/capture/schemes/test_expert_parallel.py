@@ -95,7 +95,7 @@ def test_uneven_parts(
 
 
 def test_nothing_to_send(world: Callable[..., DeviceMesh], sizes: SimpleNamespace, totals: Any) -> None:
-    """A rank that has no tokens still takes part, and counts what it receives."""
+    """Ranks without tokens take part too, and count what they receive."""
     model = Experts(sizes.d, world(f"ep={RANKS}", fake=True), [0] * RANKS, [0, 2, 0, 3])
     with record() as trace:
         model(torch.ones(0, sizes.d))

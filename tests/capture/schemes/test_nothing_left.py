@@ -33,7 +33,7 @@ def four(world: Callable[..., DeviceMesh]) -> DeviceMesh:
 
 
 def test_a_step_like_the_last_keeps_little() -> None:
-    """What holds other things costs again whenever the program's garbage is collected."""
+    """Objects that refer to others take time whenever Python collects garbage."""
     model = Pair(Talker(), Talker())
 
     def objects() -> int:
@@ -56,7 +56,7 @@ class Fails(nn.Module):
 
 
 def test_an_exception_in_the_middle(column: Any) -> None:
-    """The trace keeps what happened until then; the next one, of the same model, is right."""
+    """Both are right: the trace until then, and the next one of the same model."""
     model = nn.Sequential(Talker(), Talker(), Fails())
     with pytest.raises(RuntimeError, match="third"), record() as trace:
         model(x())
@@ -70,7 +70,7 @@ def test_an_exception_in_the_middle(column: Any) -> None:
 
 
 def test_an_exception_that_the_program_catches(column: Any) -> None:
-    """A module that failed and was caught is not running any more."""
+    """Modules whose error was caught do not run any more."""
     failing, good = Pair(Talker(), Fails()), Talker()
     with record() as trace:
         with pytest.raises(RuntimeError):
@@ -113,7 +113,7 @@ def test_nothing_is_kept_alive(world: Callable[..., DeviceMesh], block: Any, siz
 
 
 def test_the_model_is_as_it_was(column: Any) -> None:
-    """No hook, no attribute, no changed class remains on the model or on torch."""
+    """Neither the model nor torch keeps a hook, an attribute or a changed class."""
     model = Pair(Talker(), nn.ReLU())
     before = [(dict(part.__dict__), type(part)) for part in model.modules()]
     hooks, call_module = dict(torch_module._global_forward_pre_hooks), nn.Module.__call__

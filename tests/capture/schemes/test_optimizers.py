@@ -108,7 +108,7 @@ def test_sequence_parallel_norms(
 def test_clipping_sharded_gradients(
     world: Callable[..., DeviceMesh], llama: Any, tokens: torch.Tensor, totals: Any, column: Any, foreach: bool
 ) -> None:
-    """The norm of k sharded gradients is one vector of k partial norms: 1 all_reduce of k·e, outside backward."""
+    """Clipping k sharded gradients makes one vector of k partial norms: 1 all_reduce of k·e, outside backward."""
     mesh = world("dp=4")
     model = llama(LAYERS)
     for layer in model.layers:
@@ -140,7 +140,7 @@ def test_clipping_on_two_axes(
 
 
 def test_a_step_inside_backward(world: Callable[..., DeviceMesh], totals: Any) -> None:
-    """An optimizer that steps in a gradient hook is of phase optimizer, although backward runs."""
+    """Optimizers that step in a gradient hook have the phase optimizer, although backward runs."""
     mesh = world("tp=4")
     model = Parts(mesh, 1)
     stepper = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)

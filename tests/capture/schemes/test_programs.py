@@ -92,7 +92,7 @@ def test_no_model_at_all(column: Any) -> None:
 
 
 def test_nested_traces(column: Any) -> None:
-    """The inner trace has what happened in its block, numbered from 0; the outer one has all of it."""
+    """Inner traces have the collectives of their block, numbered from 0; the outer one has all."""
     model = Talker()
     with record() as outer:
         model(x())
@@ -145,7 +145,7 @@ def test_threads(column: Any) -> None:
 
 
 def test_backward_in_another_thread_than_forward(column: Any) -> None:
-    """As on a GPU, whose backward runs in a thread of the device."""
+    """Backward runs in another thread, as it does on a GPU."""
     model = Pair(Talker(), nn.ReLU())
     with record() as usual:
         model(x()).sum().backward()

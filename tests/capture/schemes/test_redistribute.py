@@ -112,7 +112,7 @@ def test_from_one_dim_to_another(world: Callable[..., DeviceMesh], column: Any) 
     ("before", "after", "op"), [(S0, R, None), (P, S0, "all_gather"), (P, R, None), (R, S0, "all_gather")]
 )
 def test_backward(world: Callable[..., DeviceMesh], column: Any, before: Any, after: Any, op: str | None) -> None:
-    """The gradient goes back to the placements of the input, as a replica where the input was partial: from S(0)
+    """Gradients go back to the placements of the input, as a replica where the input was partial: from S(0)
     by one all_gather of N, from R by none."""
     mesh = world("tp=4")
     x = tensor(mesh, before).requires_grad_()

@@ -31,7 +31,7 @@ def layers() -> nn.Sequential:
 
 
 class Task(nn.Module):
-    """A model beside a head, as of a detector."""
+    """A model and a head beside it, as detectors have."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -92,7 +92,7 @@ def test_a_span_is_over_when_its_device_has_passed_the_end() -> None:
 
 
 def test_a_collective_starts_when_the_one_before_it_in_its_communicator_has_ended() -> None:
-    """As NCCL's do, issued on two streams: on an H200 the kernel of such a one took 54 of 108 ms."""
+    """NCCL's collectives on two streams do so: on an H200 the kernel of one took 54 of 108 ms."""
     device = Device(0, 10, 12, 20, 21, 64, 118, 30)
     stopwatch = Stopwatch(lambda: 0, lambda _number: Event(device))
     works = [FutureWork() for _ in range(3)]
@@ -111,7 +111,7 @@ def test_a_collective_starts_when_the_one_before_it_in_its_communicator_has_ende
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_work_without_a_future_runs_on_the_current_stream_where_it_is_not_async(is_async: bool) -> None:
-    """As NCCL's works: an H100 had no times of collectives that were not async before."""
+    """NCCL's works are like that: on an H100, collectives that were not async once had no times."""
     device = Device(1.0, 2.0, 3.0)
     stopwatch = Stopwatch(lambda: 7_000_000, lambda _number: Event(device))
     event = Spanned(is_async=is_async)

@@ -114,7 +114,7 @@ def test_a_work_is_held_until_the_next_one_after_its_end() -> None:
 
 
 class TestWaiting:
-    """How long the program stands still, as ``Work.wait`` shows."""
+    """``Work.wait`` shows how long the program is blocked."""
 
     def test_the_wait_of_a_call_is_measured_and_torch_has_its_own_back(self, gloo: None) -> None:
         before = dist.Work.wait
