@@ -15,7 +15,7 @@ FLOW = ("rank", "axis", "group", "peer")
 """Events that agree in these columns go over the same links."""
 
 
-class Link(NamedTuple):
+class LinkUse(NamedTuple):
     """What one recorded rank sends over the links of one axis at one level in a step, the columns `world_map.LINKS`."""
 
     rank: int

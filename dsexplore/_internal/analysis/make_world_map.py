@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore._internal.analysis.link_flows import BETWEEN, FLOW, INSIDE, Link, axis_name, level_of
+from dsexplore._internal.analysis.link_flows import BETWEEN, FLOW, INSIDE, LinkUse, axis_name, level_of
 from dsexplore._internal.analysis.running_times import FlowSeconds, RunningTimes, measured_times
 from dsexplore._internal.analysis.step_timeline import Sizes
 from dsexplore._internal.analysis.world_map import Box, Shade, WorldMap
@@ -102,7 +102,7 @@ def map_of(
     world = max(tables.info.world_size, 1 + max((max(ranks, default=0) for ranks in members.values()), default=0))
     received: dict[str, npt.NDArray[np.float64]] = {}
     groups: dict[str, dict[tuple[int, ...], None]] = defaultdict(dict)
-    links: dict[tuple[int, str, str], _LinkSums] = defaultdict(_LinkSums)
+    links: dict[tuple[int, str, str], _LinkTotals] = defaultdict(_LinkTotals)
     for rank, axis, group, peer, size, count in totals:
         peers = [peer] if peer is not None else [other for other in members.get(group, ()) if other != rank]
         if group in members:
@@ -125,7 +125,7 @@ def map_of(
         received=received,
         groups={axis: tuple(of_axis) for axis, of_axis in groups.items()},
         over=tuple(
-            Link(*key, len(sums.peers), round(sums.bytes / steps), math.ceil(sums.events / steps))
+            LinkUse(*key, len(sums.peers), round(sums.bytes / steps), math.ceil(sums.events / steps))
             for key, sums in sorted(links.items(), key=lambda item: item[0])
         ),
         senders=senders,
@@ -133,7 +133,7 @@ def map_of(
 
 
 @dataclass
-class _LinkSums:
+class _LinkTotals:
     """What a recorded rank sends over links of one axis and level, in all steps."""
 
     peers: set[int] = field(default_factory=set)

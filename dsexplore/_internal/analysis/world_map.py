@@ -23,7 +23,7 @@ from dsexplore._internal.analysis.link_flows import (
     BETWEEN,
     FLOW,
     INSIDE,
-    Link,
+    LinkUse,
     flows_over,
     flows_with,
 )
@@ -108,7 +108,7 @@ class WorldMap(Result):
     """{axis: bytes that the recorded ranks together send to each rank per step, shape (world,)}."""
     groups: dict[str, tuple[tuple[int, ...], ...]]
     """{axis: the groups of the recorded ranks}."""
-    over: tuple[Link, ...]
+    over: tuple[LinkUse, ...]
     """The rows of `links`; there are few of them, which plain Python processes faster than polars."""
     senders: tuple[int, ...]
     """Ranks with recorded events."""
@@ -164,7 +164,7 @@ class WorldMap(Result):
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """Bytes by axis inside a node and between nodes, the axis with most bytes first."""
-        links: dict[tuple[str, str], list[Link]] = defaultdict(list)
+        links: dict[tuple[str, str], list[LinkUse]] = defaultdict(list)
         for link in self.over:
             links[link.axis, link.level].append(link)
         place = {axis: i for i, axis in enumerate(self.axes)}

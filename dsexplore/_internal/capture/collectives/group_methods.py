@@ -54,7 +54,7 @@ def _reduce_scatter(group: Any, output: Any, tensor: Any, options: Any) -> tuple
     return output, tensor, group, None, options.asyncOp
 
 
-class _Method(NamedTuple):
+class _IssuingMethod(NamedTuple):
     """A method of ``ProcessGroup`` that issues a collective."""
 
     raw_op: str
@@ -66,10 +66,10 @@ class _Method(NamedTuple):
 
 
 _METHODS = {
-    ALL_REDUCE.attribute: _Method("c10d::allreduce_", ALL_REDUCE_OPTIONS, _allreduce),
-    BROADCAST.attribute: _Method("c10d::broadcast_", BROADCAST_OPTIONS, _broadcast),
-    ALL_GATHER.attribute: _Method("c10d::_allgather_base_", ALL_GATHER_OPTIONS, _all_gather),
-    REDUCE_SCATTER.attribute: _Method("c10d::_reduce_scatter_base_", REDUCE_SCATTER_OPTIONS, _reduce_scatter),
+    ALL_REDUCE.attribute: _IssuingMethod("c10d::allreduce_", ALL_REDUCE_OPTIONS, _allreduce),
+    BROADCAST.attribute: _IssuingMethod("c10d::broadcast_", BROADCAST_OPTIONS, _broadcast),
+    ALL_GATHER.attribute: _IssuingMethod("c10d::_allgather_base_", ALL_GATHER_OPTIONS, _all_gather),
+    REDUCE_SCATTER.attribute: _IssuingMethod("c10d::_reduce_scatter_base_", REDUCE_SCATTER_OPTIONS, _reduce_scatter),
 }
 """By the method's name."""
 
