@@ -1,4 +1,4 @@
-"""Rows that count otherwise than in the reference: padding, and ranks with unequal batches."""
+"""Finds rows that count differently than in the reference: padding, and ranks with unequal batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WITHOUT_PADDING = "leave padding out of the loss and of the number that it is d
 
 
 def padding(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for gradients at rows where the reference has none, or for a mean or a pool that counts these rows."""
+    """Return a match if padding has gradients that the reference does not have, or counts in a mean or in pooling."""
     if entry.phase == "forward":
         return _match_pooling(entry, comparison)
     if entry.phase == "backward":
@@ -32,6 +32,7 @@ def padding(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> M
 
 
 def _gradient_of_padding(parts: Sequence[Part], entry: Compared) -> Match | None:
+    """Return a match if the gradients differ only in rows where the reference has none, up to a factor."""
     count = 0
     for part in parts:
         if part.value.shape != part.expected.shape or part.value.dim() < 2:
@@ -48,9 +49,9 @@ def _gradient_of_padding(parts: Sequence[Part], entry: Compared) -> Match | None
 
 
 def _match_pooling(entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for an output without positions, computed of ends of sequences from which the reference takes nothing.
+    """Return a match if an output without positions depends on ends of sequences on which the reference does not.
 
-    What a module takes from a position is seen by the gradient there of the output that it is computed of.
+    The gradient of the pooled output at a position shows whether the result depends on that position.
     """
     for source in comparison.of("backward", entry.record.step):
         if source.record.module not in (entry.record.sources or ()) or source.whole.dim() != 3:
@@ -68,10 +69,10 @@ def _match_pooling(entry: Compared, comparison: Comparison) -> Match | None:
 
 
 def _count_of_ends(part: Part) -> int | None:
-    """Return at how many positions a part has a gradient beyond those of the reference; None if it lacks these.
+    """Return the number of positions with a gradient outside the range of those in the reference.
 
-    Of the positions before the reference's last one (or after its first one) most have a gradient in both: where a
-    single position is taken, as the last one, nothing is left out as padding.
+    None if the range is not at one end of the sequence, if less than half of its positions have a gradient in the
+    reference, or none in the part. A result that depends on one position only, such as the last, shows no padding.
     """
     if part.value.shape != part.expected.shape:
         return None
@@ -90,7 +91,7 @@ def _count_of_ends(part: Part) -> int | None:
 
 
 def _share_of_rows(comparison: Comparison, step: int) -> float | None:
-    """Return which share of the rows of the model's output has a gradient; None where all have one."""
+    """Return the share of rows of the model's output that have a gradient; None if all or none have one."""
     outputs = [entry for entry in comparison.of("backward", step) if entry.whole.dim() > 1]
     if not outputs:
         return None
@@ -105,7 +106,7 @@ _BY_SHARE = (
 
 
 def unequal_batches(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for gradients of outputs that are right on each rank up to a factor, one over its number of rows."""
+    """Return a match if each rank's gradients are right up to a factor, one over its number of rows."""
     if entry.phase != "backward" or any(part.error > entry.allowed * abs(part.factor) for part in parts):
         return None
     shown = [part for part in parts if part.expected.numel() and bool(part.expected.any())]
@@ -121,6 +122,6 @@ def unequal_batches(parts: Sequence[Part], entry: Compared, comparison: Comparis
 
 
 def _rows_with_gradient(part: Part) -> int:
-    """Return how many rows of a part, along its last dim, have a gradient in the reference."""
+    """Return the number of rows of a part, along its last dim, that have a gradient in the reference."""
     rows = part.expected.flatten(0, -2) if part.expected.dim() > 1 else part.expected.unsqueeze(-1)
     return int(rows.any(dim=-1).sum())
