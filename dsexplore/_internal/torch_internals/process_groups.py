@@ -76,7 +76,7 @@ def enable_symmetric_memory(group_name: str) -> Any:
 def _called_by(function: Callable[..., Any], *methods: str) -> TorchName:
     """Return the first of some methods of a process group that a function of ``torch.distributed`` calls."""
     names_in_code = unwrap(function).__code__.co_names
-    method = next((method for method in methods if method in names_in_code), methods[0])
+    method = next((name for name in methods if name in names_in_code), methods[0])
     return TorchName(f"torch.distributed:ProcessGroup.{method}")
 
 

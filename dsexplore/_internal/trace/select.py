@@ -178,7 +178,7 @@ def _names(tables: Tables, name: str) -> set[str]:
     elif name in ("module", *_OF_MODULES):
         names = {*tables.modules["module"], *parameters["module"].unique()}
         names |= {*events["owner"].unique(), *events["trigger"].unique()}
-    return {name for name in names if name}
+    return {value for value in names if value}
 
 
 def _several(wanted: Any) -> list[Any]:

@@ -63,7 +63,7 @@ def parts_table(prediction: Prediction) -> str:
     step = prediction.step
     rows = [
         {"part": name, "expected": part.expected, "low": part.low, "high": part.high}
-        for name, part in {"step": step, **{part: getattr(prediction, part) for part in PART_COLORS}}.items()
+        for name, part in {"step": step, **{field: getattr(prediction, field) for field in PART_COLORS}}.items()
     ]
     columns = [
         text("", lambda row: _key(row["part"]) + row["part"]),

@@ -114,7 +114,7 @@ def _names(groups: Sequence[ObservedGroup], axes: Sequence[Axis]) -> dict[str, P
 def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Outcome:
     """Return the outcome of a rank that was played; ranks that end differently have different digests."""
     tables = played.tables(rank)
-    (end,) = (end for end in played.ends if end.rank == rank)
+    (end,) = (rank_end for rank_end in played.ends if rank_end.rank == rank)
     shapes, explained = sharded_shapes(tables, rank, names)
     digest, whole = (f"{text} {end.status} {end.traceback}" for text in digests(tables, explained))
     return Outcome(digest, shapes, whole)
