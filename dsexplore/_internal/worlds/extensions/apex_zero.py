@@ -293,6 +293,6 @@ class DistributedFusedAdam(torch.optim.Optimizer):
             UsageError: always.
         """
         raise UsageError(
-            "apex is not installed, and its DistributedFusedAdam that stands in here gathers no state_dict: save the "
+            "apex is not installed, and the stand-in for its DistributedFusedAdam has no state_dict: save the "
             "model only, or add one with dsexplore.register_extension"
         )

@@ -50,7 +50,7 @@ class MHA(nn.Module):
         super().__init__()
         if options.get("dwconv"):
             raise UsageError(
-                "flash_attn is not installed, and its MHA that stands in here has no convolution: add one with "
+                "flash_attn is not installed, and the stand-in for its MHA has no convolution: add one with "
                 "dsexplore.register_extension"
             )
         self.num_heads, self.num_heads_kv = num_heads, num_heads_kv or num_heads
@@ -96,7 +96,7 @@ class MHA(nn.Module):
         """
         if inference_params is not None:
             raise UsageError(
-                "flash_attn is not installed, and its MHA that stands in here has no cache for generation: call it "
+                "flash_attn is not installed, and the stand-in for its MHA has no cache for generation: call it "
                 "without inference_params"
             )
         mask = None if key_padding_mask is None else key_padding_mask[:, None, None, :]

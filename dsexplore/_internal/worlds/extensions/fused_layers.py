@@ -51,7 +51,7 @@ class MLP(nn.Module):
         """Return the last layer's output."""
         for number in range(self.num_layers):
             weight, bias = (getattr(self, f"{name}_{number}") for name in ("weight", "bias"))
-            input = _ACTIVATIONS[self.activation](linear(input, weight, bias))  # noqa: A001 # likewise
+            input = _ACTIVATIONS[self.activation](linear(input, weight, bias))  # noqa: A001 # as Apex's
         return input
 
 
@@ -64,7 +64,7 @@ class DenseGeluDense(nn.Module):
         second = nn.Linear(intermediate_features, out_features, bias)
         self.weight1, self.bias1, self.weight2, self.bias2 = first.weight, first.bias, second.weight, second.bias
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # likewise
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as Apex's
         """Return the second layer's output."""
         return linear(gelu(linear(input, self.weight1, self.bias1)), self.weight2, self.bias2)
 

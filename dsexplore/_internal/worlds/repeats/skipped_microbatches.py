@@ -11,7 +11,7 @@ The program gets as many losses and outputs as it expects: skipped microbatches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from inspect import signature
@@ -70,7 +70,7 @@ class _Skipped:
     def __init__(self, recording: MarkedRecording, is_script: bool) -> None:
         self._recording, self._is_script = recording, is_script
 
-    def stepping(self, original: Callable[..., None]) -> Callable[..., None]:
+    def wrap_step(self, original: Callable[..., None]) -> Callable[..., None]:
         """Wrap a schedule's method to run only some of the microbatches of a step."""
 
         @wraps(original)
@@ -110,44 +110,54 @@ class _Skipped:
         forwards, pairs = min(warm_up, _WARM_UP), min(total - warm_up, _PAIRS)
         microbatches = Microbatches(forwards + pairs, total)
         ends = _marks(forwards, warm_up)
-        marks = {
-            "forward_one_chunk": iter(ends),
-            "backward_one_chunk": iter([*_marks(pairs, total - warm_up), *ends]),
-        }
-        loss_bytes = 0
-
-        def marking(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-            @wraps(original)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                nonlocal loss_bytes
-                if name not in marks:
-                    free_losses()
-                elif (mark := next(marks[name], None)) is not None:
-                    self._recording.mark(mark)
-                if isinstance(kwargs.get("loss"), torch.Tensor):
-                    loss_bytes = local_part(kwargs["loss"]).untyped_storage().nbytes()
-                return original(*args, **kwargs)
-
-            return call
-
-        are_freed = keeps_losses
-
-        def free_losses() -> None:
-            nonlocal are_freed
-            if not are_freed:
-                are_freed = True
-                self._recording.mark(PartMark(0, freed=loss_bytes * (total - microbatches.run)))
-
-        patches = Patches()
+        marks = {"forward_one_chunk": ends, "backward_one_chunk": [*_marks(pairs, total - warm_up), *ends]}
+        losses_to_free = 0 if keeps_losses else total - microbatches.run
+        marker, patches = _StageMarker(self._recording, marks, losses_to_free), Patches()
         try:
             for name in (*marks, "perform_reduce_grad"):
                 if hasattr(stage, name):
-                    patches.attribute(stage, name, marking(name, getattr(stage, name)))
+                    patches.attribute(stage, name, marker.wrap(name, getattr(stage, name)))
             with shortened(schedule, microbatches.run, stage.num_stages - (warm_up - forwards)):
                 yield microbatches
-            free_losses()  # unless the schedule has reduced gradients, and freed them there
+            marker.free_losses()  # unless the schedule has reduced gradients, and freed them there
         finally:
             patches.undo()
+
+
+class _StageMarker:
+    """Marks the calls of a stage's methods in a step that runs only some microbatches.
+
+    Args:
+        recording: the recording to mark.
+        marks: {method: the marks of its calls}; any other method comes after the last backward.
+        losses: number of losses of skipped microbatches to free after the last backward.
+    """
+
+    def __init__(self, recording: MarkedRecording, marks: Mapping[str, Sequence[PartMark]], losses: int) -> None:
+        self._recording = recording
+        self._marks = {name: iter(of_calls) for name, of_calls in marks.items()}
+        self._losses, self._loss_bytes = losses, 0
+
+    def wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a method to mark each call."""
+
+        @wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name not in self._marks:
+                self.free_losses()
+            elif (mark := next(self._marks[name], None)) is not None:
+                self._recording.mark(mark)
+            if isinstance(kwargs.get("loss"), torch.Tensor):
+                self._loss_bytes = local_part(kwargs["loss"]).untyped_storage().nbytes()
+            return original(*args, **kwargs)
+
+        return call
+
+    def free_losses(self) -> None:
+        """Mark that the losses of skipped microbatches are freed here; only the first call does."""
+        if self._losses:
+            self._recording.mark(PartMark(0, freed=self._loss_bytes * self._losses))
+            self._losses = 0
 
 
 def _marks(run: int, count: int) -> list[PartMark]:
@@ -168,6 +178,6 @@ def _detached(output: Any) -> Any:
 
 
 PATCHES = tuple(
-    Patch(target, "it runs equal microbatches", lambda step, parts: parts[_Skipped].stepping(step), on_import=True)
+    Patch(target, "it runs equal microbatches", lambda step, parts: parts[_Skipped].wrap_step(step), on_import=True)
     for target in (GPIPE_STEP, ONE_F_ONE_B_STEP)
 )

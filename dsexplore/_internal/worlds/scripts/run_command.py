@@ -58,6 +58,7 @@ def run(
 
 
 def _setting(options: argparse.Namespace, command: str) -> Setting:
+    """Return the setting that the options describe; `command` is noted in the trace."""
     return Setting(
         world_size=_world_size(options),
         mesh=options.mesh,
