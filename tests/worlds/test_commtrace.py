@@ -1,4 +1,4 @@
-"""`commtrace`: when it opens a world of its own, and when it records what is there."""
+"""`commtrace` opens a world if it is asked for one, and else records in the one that is open."""
 
 from __future__ import annotations
 

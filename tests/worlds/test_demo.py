@@ -1,4 +1,4 @@
-"""The model that the demo trains, and how it is sharded."""
+"""The demo's model is causal, has no biases, and is sharded block by block."""
 
 from __future__ import annotations
 

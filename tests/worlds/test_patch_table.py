@@ -1,4 +1,4 @@
-"""The tables of what is replaced in torch: each entry is there, has its reason, and changes its name while it holds."""
+"""Each entry of the patch tables has a reason, and replaces its name in torch while a world is open."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ PATCHED = [entry for entry in ALL if isinstance(entry, Patch)]
 
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names asked for here are none of the door's."""
+    """Keep the names of this test out of the registry of torch's names."""
     monkeypatch.setattr(names, "registered_names", dict(names.registered_names))
 
 
 def value_of(name: TorchName) -> tuple[int, list[CodeType | None]]:
-    """Return what a name stands for, by identity, and the code of a function and of those that it wraps."""
+    """Return the identity of a name's value, and the code of a function and of those that it wraps."""
     value = function = vars(name.owner()).get(name.attribute)
     codes = [getattr(value, "__code__", None)]
     while hasattr(function, "__wrapped__"):
@@ -45,7 +45,7 @@ def value_of(name: TorchName) -> tuple[int, list[CodeType | None]]:
 
 @contextmanager
 def world_of_all_entries(gpu: str) -> Iterator[None]:
-    """Yield a simulated world in which every entry holds."""
+    """Open a simulated world in which every entry is installed."""
     with dsexplore.simulate(4, fake=True, hardware=gpu):
         yield
 

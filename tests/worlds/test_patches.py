@@ -1,4 +1,4 @@
-"""What a world changes in torch takes every call form that torch's own takes.
+"""Functions that a world replaces in torch accept every call that torch's own accept.
 
 Modules: ``worlds/patch_table.py``, ``torch_internals/patches.py``.
 """
@@ -43,7 +43,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
 
 
 def has_signature(function: Callable[..., Any]) -> bool:
-    """Return whether a function says what it takes: those of C++ do not."""
+    """Return True if a function has a signature; functions of C++ have none."""
     try:
         inspect.signature(function)
     except ValueError:
@@ -57,7 +57,7 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def own(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of the replacement itself, whatever it is said to wrap."""
+    """Return the signature of the replacement itself, not that of the function that it wraps."""
     if isinstance(function, staticmethod):
         function = function.__func__
     return inspect.signature(function, follow_wrapped=False)
@@ -85,7 +85,7 @@ def sent(tensor: int, *, tag: str = "none") -> tuple[int, str]:
 
 
 class TestReplacedFunction:
-    """While `Patches.function` has replaced a function, it is looked at as before, and it is whole afterwards."""
+    """A function that `Patches.function` replaces keeps its source and signature, and is restored afterwards."""
 
     @staticmethod
     def looked_at() -> tuple[Any, ...]:

@@ -333,7 +333,7 @@ class TestDdp:
 
 @pytest.mark.parametrize("bounds", [(-2.0, 2.0), (3.0, 4.0)])
 def test_a_truncated_normal_initialisation_ends(bounds: tuple[float, float]) -> None:
-    """torch draws until all values lie between the bounds; a fake tensor never says that they do."""
+    """Drawing ends, although torch draws until all values are in bounds, which a fake tensor never shows."""
     with simulate(mesh="dp=2", fake=True) as mesh, warnings.catch_warnings():
         warnings.simplefilter("error")
         weight = torch.nn.init.trunc_normal_(torch.empty(4, 4), a=bounds[0], b=bounds[1])

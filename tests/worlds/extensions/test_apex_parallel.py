@@ -1,4 +1,4 @@
-"""What the stand-ins of Apex's data parallelism and mixed precision send, in closed form."""
+"""The stand-ins for Apex's data parallelism and mixed precision send what closed forms say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NORM = 2 * WIDTH
 
 
 def sent(level: str = "O1", steps: int = 2, **options: Any) -> list[list[tuple[str, str, int]]]:
-    """Phase, dtype and bytes of what is sent at the start and in each step."""
+    """Return phase, dtype and bytes of the messages at the start and in each step."""
     with dsexplore.simulate(world_size=4), dsexplore.commtrace() as trace:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
         model, optimizer = initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), opt_level=level)

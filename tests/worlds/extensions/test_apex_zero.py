@@ -1,4 +1,4 @@
-"""Apex's divided Adam takes torch's steps, and sends whole buckets, whatever they hold."""
+"""Apex's sharded Adam takes the steps of torch's, and always sends whole buckets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model() -> nn.Sequential:
 
 
 def sent(ranks: int = 4, **options: Any) -> list[list[tuple[str, int]]]:
-    """Return what is sent as it is made, and in each of two steps."""
+    """Return the messages at its construction, and in each of two steps."""
     with dsexplore.simulate(ranks), dsexplore.commtrace() as trace:
         layers = model().cuda()
         optimizer = ADAM(layers.parameters(), bucket_cap_mb=BUCKET / 2**20, **options)

@@ -1,4 +1,4 @@
-"""The stand-ins of bitsandbytes in closed form: optimizers, and weights in 4 and 8 bits.
+"""The stand-ins for bitsandbytes' optimizers and quantized weights equal closed forms.
 
 Modules: ``worlds/extensions/bitsandbytes.py``, ``worlds/extensions/bitsandbytes_layers.py``.
 """

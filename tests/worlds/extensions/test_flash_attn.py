@@ -19,13 +19,13 @@ THIRD: Any = EXTENSIONS["flash_attn_interface"]
 
 
 def tensors(*shapes: tuple[int, ...]) -> list[Tensor]:
-    """Tensors that need gradients."""
+    """Return tensors that need gradients."""
     torch.manual_seed(0)
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
 def equal(ours: Callable[..., Tensor], plain: Callable[..., Tensor], leaves: list[Tensor]) -> None:
-    """Outputs, and the gradients of each tensor."""
+    """Return outputs, and the gradients of each tensor."""
     out, expected = ours(*leaves), plain(*leaves)
     assert out.dtype == expected.dtype
     assert_close(out, expected)
@@ -37,7 +37,7 @@ def equal(ours: Callable[..., Tensor], plain: Callable[..., Tensor], leaves: lis
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, cap: float = 0, bias: Any = 0) -> Tensor:
-    """Attention by its definition."""
+    """Compute attention by its definition."""
     k, v = (each.repeat_interleave(q.shape[2] // each.shape[2], 2) for each in (k, v))
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
     if cap:

@@ -1,4 +1,4 @@
-"""The stand-ins of fused layers and losses in closed form: Apex, flash_attn's modules, xformers, cut_cross_entropy.
+"""The stand-ins for fused layers and losses equal closed forms: Apex, flash_attn, xformers, cut_cross_entropy.
 
 Modules: ``worlds/extensions/fused_layers.py``, ``worlds/extensions/flash_attn_modules.py``.
 """

@@ -29,7 +29,7 @@ ENGINE: Any = {
 
 
 def equal(ours: Callable[..., Tensor], plain: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
-    """Outputs, and the gradients of tensors of these shapes."""
+    """Return outputs, and the gradients of tensors of these shapes."""
     torch.manual_seed(0)
     leaves = [torch.randn(shape, requires_grad=True) for shape in shapes]
     out, expected = ours(*leaves), plain(*leaves)

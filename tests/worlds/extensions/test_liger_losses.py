@@ -94,7 +94,7 @@ def test_cross_entropy_functions_return_two() -> None:
 
 
 class TestPreferences:
-    """Of a layer's outputs: pairs 0 and 2, 1 and 3."""
+    """Losses of a layer's outputs, whose pairs are sequences 0 and 2, and 1 and 3."""
 
     def losses(self, name: str, is_mean: bool, *more: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor, Any]:
         """Return Liger's loss, the log-probabilities, the likelihood loss of the chosen, and the input."""

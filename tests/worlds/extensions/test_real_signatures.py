@@ -27,7 +27,7 @@ COMPILED = ("amp_C.", "deepspeed.", "transformer_engine.pytorch.optimizers.multi
 
 
 class Case(NamedTuple):
-    """A function or method of a library: its package and name there, its signature, and what is left out here."""
+    """A function or method of a library: its package, name, signature, and parameters that the stand-in lacks."""
 
     package: str
     name: str
@@ -45,7 +45,7 @@ def cases() -> Iterator[Case]:
 
 
 def parameters_of(signature: str) -> tuple[list[str], dict[str, str]]:
-    """Return the names that may be given by position, and {name: default}, "" where there is none, of all."""
+    """Return the names of positional parameters, and {name: default} of all; "" without a default."""
     arguments = ast.parse(f"def function{signature}: ...").body[0].args  # type: ignore[attr-defined] # a function
     positional = [*arguments.posonlyargs, *arguments.args]
     defaults = [None] * (len(positional) - len(arguments.defaults)) + arguments.defaults + arguments.kw_defaults
@@ -68,7 +68,7 @@ def parameters_here(case: Case) -> list[Parameter]:
 
 
 def differences(case: Case) -> list[str]:
-    """Return in what the stand-in differs from the library."""
+    """Return how the stand-in's parameters differ from those of the library."""
     positional, defaults = parameters_of(case.signature)
     here = {parameter.name: parameter for parameter in parameters_here(case)}
     by_position = [name for name, parameter in here.items() if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]

@@ -1,4 +1,4 @@
-"""Extensions that are not installed are found while a simulated world of GPUs is open, where a program needs them."""
+"""A program finds missing extensions that it needs while a simulated world of GPUs is open."""
 
 from __future__ import annotations
 

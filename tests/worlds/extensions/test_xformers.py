@@ -16,7 +16,7 @@ MASKS: Any = {name.removeprefix("fmha.attn_bias."): value for name, value in OPS
 
 
 def attended(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """torch's attention of (batch, length, heads, width)."""
+    """Compute torch's attention of tensors (batch, length, heads, width)."""
     x = q.transpose(1, 2)
     return scaled_dot_product_attention(x, x, x, attn_mask=mask).transpose(1, 2)
 

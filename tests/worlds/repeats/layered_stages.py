@@ -116,7 +116,7 @@ def traced(
     microbatches: int = MICROBATCHES,
     steps: int = 1,
 ) -> tuple[Tables, int]:
-    """Return the tables of steps of one stage, and in how many containers layers were skipped."""
+    """Return the tables of one stage's steps, and the number of containers in which layers were skipped."""
     with simulate(mesh=f"pp={STAGES},dp=2,tp=2", rank=index * 4, fake=True) as mesh:
         model = wrap(make(), mesh)
         example = torch.zeros(1, SEQUENCE, WIDTH, requires_grad=index > 0)
@@ -140,7 +140,7 @@ def traced(
 
 
 def check(index: int, kind: type[Any], make: Callable[[], nn.Module], wrap: Wrap, **options: Any) -> int:
-    """Hold a trace with some layers to that with all; return in how many containers layers were skipped."""
+    """Compare a trace with skipped layers to one with all; return the number of containers with skipped ones."""
     tables, containers = traced(index, kind, make, wrap, skips=True, **options)
     same(tables, traced(index, kind, make, wrap, skips=False, **options)[0])
     return containers

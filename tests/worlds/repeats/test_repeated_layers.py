@@ -1,4 +1,4 @@
-"""Layers of a script that differ, or may do more than torch shows, all run; or the program ends if a call shows it.
+"""Layers of a script that differ all run; if only a call shows the difference, the program ends.
 
 Modules: ``worlds/repeats/repeated_layers.py``, ``worlds/repeats/skipped_layers.py``.
 """
@@ -113,7 +113,7 @@ def prefetching(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class HookingTensors(Layer):
-    """Has some layers wait for a gradient, which the forward's collectives do not show."""
+    """Registers a hook for gradients in some layers, which no collective of the forward shows."""
 
     made = 0
 
@@ -130,7 +130,7 @@ class HookingTensors(Layer):
 
 
 class Doubling(HookingTensors):
-    """Has another graph of autograd in some layers."""
+    """Has another autograd graph in some layers."""
 
     def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
         out = Layer.forward(self, x, scale)
@@ -153,7 +153,7 @@ def test_wrappers_that_count_on_every_layer_run_all(wrap: Wrap) -> None:
 
 
 class Late(nn.Module):
-    """Sends in its second forward, where it is the layer of that number."""
+    """Sends a message in its second forward, if it is made to."""
 
     def __init__(self, sends: bool) -> None:
         super().__init__()

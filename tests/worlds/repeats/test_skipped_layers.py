@@ -1,4 +1,4 @@
-"""Steps of a pipeline stage in a script that skip layers record what they record with all of them."""
+"""Steps of a pipeline stage that skip layers have the same tables as steps that run them all."""
 
 from __future__ import annotations
 

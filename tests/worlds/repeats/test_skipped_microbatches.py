@@ -1,4 +1,4 @@
-"""Pipeline steps that skip microbatches record what steps record that run them all."""
+"""Pipeline steps that skip microbatches have the same tables as steps that run them all."""
 
 from __future__ import annotations
 

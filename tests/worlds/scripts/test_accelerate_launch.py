@@ -1,4 +1,4 @@
-"""Variables that ``accelerate launch`` sets for the processes that it starts are set, with and without accelerate.
+"""A script finds the variables that ``accelerate launch`` sets, whether or not accelerate is installed.
 
 Modules: ``worlds/scripts/launch_lines.py``.
 """

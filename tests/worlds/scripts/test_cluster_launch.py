@@ -1,4 +1,4 @@
-"""What schedulers and older launchers give a script is there when the script's own code asks for it."""
+"""The script's own code finds the variables and options of schedulers and older launchers."""
 
 from __future__ import annotations
 

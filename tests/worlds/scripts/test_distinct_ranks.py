@@ -1,4 +1,4 @@
-"""The search for distinct ranks, on programs that are functions of the rank: what all ranks do is known."""
+"""The search finds the distinct ranks of programs that are functions of the rank, for which all outcomes are known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find(
     tests: Sequence[str] = (),
     shapes: Callable[[int], frozenset[ShardedShape]] = lambda _rank: frozenset(),
 ) -> Distinct:
-    """Search a world in which each rank does what a function says, with rank 0 played."""
+    """Search a world in which a function gives what each rank does, with rank 0 played."""
     size = parse_mesh(mesh).size
 
     def outcome(rank: int) -> Outcome:
@@ -53,7 +53,7 @@ def find(
 
 
 def check(result: Distinct, does: Does) -> None:
-    """Assert that each rank does what the played rank that describes it does."""
+    """Assert that each rank does the same as the played rank that represents it."""
     for one in result.classes:
         assert {str(does(rank)) for rank in one.ranks} == {str(does(one.played))}
 

@@ -1,4 +1,4 @@
-"""Launch lines of clusters, read for their numbers and the program behind them."""
+"""Command lines of launchers are parsed to a program and the numbers of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script sends outside any module before its first step, and after its last one, is said.
+"""Notes name what a script sends outside any module before its first step, and after its last one.
 
 Modules: ``worlds/scripts/script_notes.py``.
 """

@@ -1,4 +1,4 @@
-"""``--ranks distinct``: few ranks are played, and the trace is that of all."""
+"""``--ranks distinct`` plays few ranks, whose trace represents all."""
 
 from __future__ import annotations
 

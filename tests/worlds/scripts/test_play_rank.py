@@ -1,4 +1,4 @@
-"""A script runs unmodified as one simulated rank, and leaves nothing."""
+"""A script runs unmodified as one simulated rank, and leaves nothing behind."""
 
 from __future__ import annotations
 

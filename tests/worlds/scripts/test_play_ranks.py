@@ -1,4 +1,4 @@
-"""Several ranks of one script, each in a process of its own, in one trace."""
+"""Several ranks of one script run in processes of their own, and are merged into one trace."""
 
 from __future__ import annotations
 

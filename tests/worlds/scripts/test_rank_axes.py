@@ -1,4 +1,4 @@
-"""The axes of a world, from the groups of one rank."""
+"""The axes of a world are inferred from the groups of one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run` for one rank of four, and ``torchrun`` with four real ranks on gloo: the same collectives.
+"""`run` of one rank of four records the collectives of ``torchrun`` with four real ranks on gloo.
 
 Modules: ``worlds/scripts/run_command.py``.
 """

@@ -1,4 +1,4 @@
-"""``dsexplore run``: what the terminal shows, and the exit status."""
+"""``dsexplore run`` shows a trace in the terminal, and exits with the script's status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline stages that were not told their shapes: a simulated rank learns them, and sends what a real one does."""
+"""A simulated rank learns the shapes of pipeline stages, and sends what a real rank does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a script that has several optimizers, as its trace and its headline number them.
+"""Trace and headline number the steps of a script that has several optimizers in the same way.
 
 Modules: ``capture/optimizer_steps.py``.
 """

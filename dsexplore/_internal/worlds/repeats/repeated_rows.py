@@ -76,8 +76,8 @@ def repeat(
     Args:
         frames: the tables: events, kernels and memory.
         cuts: the places between intervals, in program order; interval i begins at cut i - 1.
-        times: {interval that is compared with the one before it: number of repetitions to add}; -2 drops the two
-            intervals after it.
+        times: {interval that is compared with the one before it: number of repetitions to add}; a negative number
+            drops as many of the intervals after it.
         layers: the names of layers, which may differ between two intervals; None if all names must be equal.
         freed: {interval: {use: bytes}} that repetitions have added, and that are freed when the interval begins.
 
@@ -91,9 +91,8 @@ def repeat(
     to_drop = 0
     for interval in range(len(cuts) + 1):
         added = _plus(added, (freed or {}).get(interval, {}), times=-1)
-        repetitions, growth = times.get(interval, 0), dict[str, int]()
-        if interval in times:
-            growth = intervals.growth(interval)
+        repetitions = times.get(interval, 0)
+        growth = intervals.growth(interval) if interval in times else {}
         for repetition in range(repetitions):
             copies.append(_Copy(interval, repetition, added))
             added = _plus(added, growth)
