@@ -1,4 +1,4 @@
-"""Answers to the exercises of the lessons: those that solve them, and wrong ones with a part of their word."""
+"""Answers to the exercises of the lessons: those that solve them, and wrong ones with a part of their hint."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong answer to an exercise, and what the word on it must contain."""
+    """A wrong answer to an exercise, and what the hint on it must contain."""
 
     lesson: str
     exercise: str
     answer: Callable[..., Any]
-    word: str
+    hint: str
 
 
 SOLVED: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -38,19 +38,19 @@ def solves(lesson: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def wrong(lesson: str, exercise: str, word: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def wrong(lesson: str, exercise: str, hint: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a wrong answer."""
 
     def register(answer: Callable[..., Any]) -> Callable[..., Any]:
-        WRONG.append(Wrong(lesson, exercise, answer, word))
+        WRONG.append(Wrong(lesson, exercise, answer, hint))
         return answer
 
     return register
 
 
-def is_wrong(lesson: str, exercise: str, word: str, answer: Callable[..., Any]) -> None:
+def is_wrong(lesson: str, exercise: str, hint: str, answer: Callable[..., Any]) -> None:
     """Register a wrong answer that is one expression."""
-    WRONG.append(Wrong(lesson, exercise, answer, word))
+    WRONG.append(Wrong(lesson, exercise, answer, hint))
 
 
 # Collectives

@@ -1,4 +1,4 @@
-"""Each exercise is solved by its reference answer, and ten wrong answers to a lesson each get a word that helps.
+"""Each exercise is solved by its reference answer, and ten wrong answers to a lesson each get a hint that helps.
 
 Modules: ``lessons/``.
 """
@@ -21,12 +21,12 @@ def test_the_reference_answer_solves_an_exercise(lesson: str, exercise: str) -> 
     assert verdict.met
 
 
-@pytest.mark.parametrize("answer", WRONG, ids=[f"{each.exercise} {each.word}" for each in WRONG])
+@pytest.mark.parametrize("answer", WRONG, ids=[f"{each.exercise} {each.hint}" for each in WRONG])
 def test_a_wrong_answer_gets_a_word_that_helps(answer: Wrong) -> None:
     verdict = open_lesson(answer.lesson).check(answer.exercise, answer.answer)
     assert not verdict.passed
-    assert answer.word in f"{verdict.unmet}: {verdict.word}"
-    assert verdict.word.endswith((".", ")", "]")) or "Error" in verdict.word
+    assert answer.hint in f"{verdict.unmet}: {verdict.hint}"
+    assert verdict.hint.endswith((".", ")", "]")) or "Error" in verdict.hint
 
 
 def test_every_exercise_is_solved_and_every_lesson_failed_by_ten() -> None:
@@ -40,14 +40,14 @@ def test_a_verdict_lists_what_is_met_and_the_first_that_is_not() -> None:
     assert repr(verdict).splitlines() == [
         "bubble: not yet",
         "  ✗ idle time over working time",
-        f"    {verdict.word}",
+        f"    {verdict.hint}",
     ]
 
 
 def test_an_answer_that_raises_is_shown_its_line() -> None:
     verdict = open_lesson("ddp").check("naive", lambda model: None)
     assert verdict.unmet == "it runs on every rank"
-    assert verdict.word.startswith("TypeError: ")
+    assert verdict.hint.startswith("TypeError: ")
 
 
 def test_unknown_names_are_refused() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dsexplore._internal.mesh import parse_mesh
 from dsexplore._internal.numerics.numeric_records import Draw, NumericRecord, RunRecord
 from dsexplore._internal.numerics.repeated_reference import (
     SAME,
@@ -56,7 +57,7 @@ def test_another_shape_or_fewer_calls_are_a_change() -> None:
 
 def test_the_report_names_the_place_and_no_rank_and_no_fault_of_the_plan() -> None:
     first, second = run(WHOLE, WHOLE), run(WHOLE, 2 * WHOLE)
-    report = report_of_reference(first, list(repeated(first, second, SAME)), None, "tp=2", 2)
+    report = report_of_reference(first, list(repeated(first, second, SAME)), None, parse_mesh("tp=2"))
     assert (report.same, report.module, report.phase, report.ranks, report.reason) == (
         *(False, "layers.1", "forward"),
         *((), None),
@@ -73,7 +74,7 @@ def test_initial_weights_that_change_are_named_first() -> None:
     assert changed_weights(first, run(WHOLE)) is None
     name = changed_weights(first, second)
     assert name == "layers.0.weight"
-    report = report_of_reference(first, list(repeated(first, second, SAME)), name, "tp=2", 2)
+    report = report_of_reference(first, list(repeated(first, second, SAME)), name, parse_mesh("tp=2"))
     assert "its initial layers.0.weight differs" in report.verdict()
     assert report.module == "layers.0"
 
@@ -88,6 +89,6 @@ def test_draws_that_change_are_named(seed: int) -> None:
     assert (draw is not None) == bool(seed)
     if draw is not None:
         first = run(WHOLE)
-        frame = report_of_reference(first, list(repeated(first, run(WHOLE), SAME)), "w", "tp=2", 2).to_frame()
-        report = report_of_draws(first, draw, frame, "tp=2", 2)
+        frame = report_of_reference(first, list(repeated(first, run(WHOLE), SAME)), "w", parse_mesh("tp=2")).to_frame()
+        report = report_of_draws(first, draw, frame, parse_mesh("tp=2"))
         assert "dropout in Net.drop draws other elements" in report.verdict()

@@ -1,1 +1,1 @@
-"""What `dsexplore.lessons` is made of: exercises, and how simulated ranks judge them."""
+"""Code of `dsexplore.lessons`: exercises, and simulated ranks that check answers to them."""

@@ -1,4 +1,4 @@
-"""Exercises on collectives: the bytes that each sends, an all_reduce in two parts, and the seconds of a ring."""
+"""Exercises on collectives: their bytes, an all_reduce of two collectives, and the seconds of a ring."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _issue(op: str, ranks: int) -> None:
         dist.broadcast(whole, 0)
 
 
-def _word_on_bytes(op: str, got: object, size: int, ranks: int) -> str:
-    """Return the word for wrong wire bytes, by what they would be right for."""
+def _hint_on_bytes(op: str, got: object, size: int, ranks: int) -> str:
+    """Return the hint for wrong wire bytes, which depends on the likely mistake."""
     parts = f"{op} of {size:,} bytes on {ranks} ranks: yours is {got!r}. "
     if not isinstance(got, (int, float)):
         return f"{parts}Return a number of bytes."
@@ -48,8 +48,8 @@ def _wire_bytes(answer: Answer) -> Requirements:
             event = play(_issue, ranks, 0, op, ranks).events.row(0, named=True)
             got = answer(op, event["message_bytes"], ranks)
             is_right = same_bytes(got, event["wire_bytes"])
-            word = "" if is_right else _word_on_bytes(op, got, event["message_bytes"], ranks)
-            yield Requirement(f"{op}: what a simulated rank sends", is_right, word)
+            hint = "" if is_right else _hint_on_bytes(op, got, event["message_bytes"], ranks)
+            yield Requirement(f"{op}: what a simulated rank sends", is_right, hint)
 
 
 def _all_reduce_in_two(answer: Answer) -> Requirements:
@@ -91,18 +91,18 @@ def _ring_seconds(answer: Answer) -> Requirements:
     for size, ranks, latency, bandwidth in ((512, 8, 1e-6, 3e11), (1 << 30, 8, 1e-6, 3e11), (1 << 20, 64, 5e-6, 5e10)):
         got = answer(size, ranks, latency, bandwidth)
         steps, sent = 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size
-        word = f"{size:,} bytes on {ranks} ranks: yours is {got!r} s. "
+        hint = f"{size:,} bytes on {ranks} ranks: yours is {got!r} s. "
         if not isinstance(got, (int, float)):
-            word += "Return seconds."
+            hint += "Return seconds."
         elif abs(got - (latency + sent / bandwidth)) < 1e-9 * got:
-            word += f"The latency is paid in each step of the ring: {steps} of them."
+            hint += f"The latency is paid in each step of the ring: {steps} of them."
         elif abs(got - (steps * latency + size / bandwidth)) < 1e-9 * got:
-            word += "The bytes that a rank sends are wire_bytes, not S."
+            hint += "The bytes that a rank sends are wire_bytes, not S."
         elif abs(got - (steps * latency + steps * size / bandwidth)) < 1e-9 * got:
-            word += "In each step a rank sends one part of n, not the whole tensor."
+            hint += "In each step a rank sends one part of n, not the whole tensor."
         else:
-            word += "Add up 2 (n - 1) steps, each a latency and S / n bytes."
-        yield Requirement("the seconds of a ring", same_bytes(got, steps * latency + sent / bandwidth), word)
+            hint += "Add up 2 (n - 1) steps, each a latency and S / n bytes."
+        yield Requirement("the seconds of a ring", same_bytes(got, steps * latency + sent / bandwidth), hint)
 
 
 EXERCISES = {

@@ -16,11 +16,12 @@ BUCKET = 2 * GRADIENT
 
 
 def _train(answer: Answer, rank: int, *more: object) -> Play:
+    """Run the answer with a model, a batch and more arguments."""
     return play(answer, RANKS, rank, layers(LAYERS, WIDTH), numbers(8, WIDTH, seed=100 + rank), *more)
 
 
 def _sends_all_reduces(played: Play) -> Requirements:
-    """Require that gradients are summed, by all_reduce alone."""
+    """Require that gradients are summed, and only by all_reduce."""
     ops = {*played.events["op"]}
     yield Requirement(
         "gradients are summed over the ranks",
@@ -31,22 +32,22 @@ def _sends_all_reduces(played: Play) -> Requirements:
 
 
 def _averages(played: Play) -> Requirements:
-    """Require that each gradient is the mean over ranks; the simulated sum has this rank's summand alone."""
+    """Require that each gradient is the mean over ranks; the simulated sum has only this rank's summand."""
     model, alone = cast("nn.Sequential", played.arguments[0]), layers(LAYERS, WIDTH)
     alone(played.arguments[1]).square().mean().backward()
     for (name, parameter), reference in zip(model.named_parameters(), alone.parameters(), strict=True):
         assert reference.grad is not None
         if is_close(parameter.grad, reference.grad):
-            word = (
+            hint = (
                 f"The gradient of {name} is not divided: all_reduce adds. Divide by the number of ranks, and put the "
+                "result back into parameter.grad."
             )
-            word += "result back into parameter.grad."
         else:
-            word = (
+            hint = (
                 f"The gradient of {name} is neither sum nor mean: put what came back into parameter.grad, in the order "
+                "in which you took it, divided by the number of ranks."
             )
-            word += "in which you took it, divided by the number of ranks."
-        yield Requirement("gradients are means", is_close(parameter.grad, reference.grad / RANKS), word)
+        yield Requirement("gradients are means", is_close(parameter.grad, reference.grad / RANKS), hint)
 
 
 def _naive(answer: Answer) -> Requirements:
@@ -76,6 +77,7 @@ def _flat(answer: Answer) -> Requirements:
 
 
 def _buckets(played: Play) -> Requirements:
+    """Require buckets that are as full as the limit allows."""
     sizes = played.events["message_bytes"].to_list()
     yield Requirement(
         "no bucket is larger than bucket_bytes",

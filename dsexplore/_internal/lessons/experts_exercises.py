@@ -1,4 +1,4 @@
-"""Exercises on experts: dispatch tokens, bring them back, and count what that sends."""
+"""Exercises on experts: dispatch tokens, return them, and count the bytes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from dsexplore._internal.lessons.requirement import Answer, Exercise, Requiremen
 
 RANKS, TOKENS, WIDTH = 4, 8, 4
 CHOICES = ((0, 1, 1, 3, 2, 1, 0, 3), (2, 2, 0, 1, 3, 0, 2, 2), (3, 0, 1, 2, 0, 3, 1, 2), (1, 3, 2, 0, 1, 0, 3, 0))
-"""By rank: the expert that each of its tokens goes to; there is one expert on each rank."""
+"""Expert of each token, by rank; there is one expert on each rank."""
 COUNTS = [[choice.count(expert) for expert in range(RANKS)] for choice in CHOICES]
+"""``COUNTS[a][b]`` tokens go from rank a to rank b."""
 
 
 def _arguments(rank: int) -> tuple[Tensor, Tensor, list[list[int]]]:
+    """Return the tokens of a rank, their experts, and `COUNTS`."""
     return numbers(TOKENS, WIDTH, seed=rank), torch.tensor(CHOICES[rank]), [[*row] for row in COUNTS]
 
 
@@ -31,12 +33,13 @@ def _received(rank: int) -> int:
 
 
 def _splits(played: Play, number: int, column: str) -> list[int]:
-    """Return the rows that the rank exchanges with each other one, in an all_to_all of the trace."""
+    """Return the rows that the rank exchanges with each rank, in the all_to_all with a number."""
     splits = played.of("all_to_all")[column][number]
     return [TOKENS // RANKS] * RANKS if splits is None else [elements // WIDTH for elements in splits]
 
 
 def _dispatches(played: Play, exchanges: int) -> Requirements:
+    """Require a number of all_to_all, of which the first sends each token to the rank of its expert."""
     rank = played.rank
     ops = played.events["op"].to_list()
     yield Requirement(
@@ -44,13 +47,13 @@ def _dispatches(played: Play, exchanges: int) -> Requirements:
         "all_to_all" in ops and not {*ops} - {"all_to_all"},
         f"You sent {played.sent()}: send each token to the rank of its expert alone, not to all.",
     )
+    advice = (
+        "one carries all tokens." if exchanges == 1 else "one to the experts, and one back, whatever they computed."
+    )
     yield Requirement(
         f"{exchanges} all_to_all",
         len(ops) == exchanges,
-        f"You sent {played.sent()}: "
-        + (
-            "one carries all tokens." if exchanges == 1 else "one to the experts, and one back, whatever they computed."
-        ),
+        f"You sent {played.sent()}: {advice}",
     )
     yield Requirement(
         "each rank is sent the tokens of its expert",
@@ -68,7 +71,7 @@ def _dispatches(played: Play, exchanges: int) -> Requirements:
 
 
 def _expected(rows: Tensor, wanted: int) -> Tensor:
-    """Return what a simulated all_to_all leaves in its output: the first rows of its input."""
+    """Return the output of a simulated all_to_all: the first rows of its input."""
     return rows[:wanted]
 
 
@@ -141,6 +144,7 @@ def _exchange(answer: Answer) -> Requirements:
 
 
 def _exchanged(tokens: int, width: int) -> None:
+    """Send tokens by an even all_to_all."""
     rows = torch.ones(tokens, width, dtype=torch.bfloat16)
     dist.all_to_all_single(torch.empty_like(rows), rows)
 
@@ -149,37 +153,34 @@ def _sent_bytes(answer: Answer) -> Requirements:
     for tokens, width, top, ranks in ((64, 32, 4, 4), (128, 16, 8, 8)):
         event = play(_exchanged, ranks, 0, tokens * top, width).events.row(0, named=True)
         got, wanted = answer(tokens, width, top, ranks, 2), event["wire_bytes"]
-        word = f"{tokens} tokens of {width} numbers, {top} experts each, {ranks} ranks: yours is {got!r}. "
+        hint = f"{tokens} tokens of {width} numbers, {top} experts each, {ranks} ranks: yours is {got!r}. "
         if same_bytes(got, event["message_bytes"]):
-            word += "One part of n is for this rank's own experts, and is not sent."
+            hint += "One part of n is for this rank's own experts, and is not sent."
         elif same_bytes(got, wanted / top):
-            word += f"Each token goes to {top} experts."
+            hint += f"Each token goes to {top} experts."
         elif same_bytes(got, wanted / 2):
-            word += "The last argument is the bytes of one number."
+            hint += "The last argument is the bytes of one number."
         elif same_bytes(got, 2 * wanted):
-            word += "Count the way there alone."
+            hint += "Count the way there alone."
         else:
-            word += "Tokens × experts of each × numbers × bytes, of which (n - 1) of n parts leave the rank."
-        yield Requirement("what a simulated rank sends", same_bytes(got, wanted), word)
+            hint += "Tokens × experts of each × numbers × bytes, of which (n - 1) of n parts leave the rank."
+        yield Requirement("what a simulated rank sends", same_bytes(got, wanted), hint)
 
 
 EXERCISES = {
     "dispatch": Exercise(
-        "dispatch(tokens, choice, counts) sends each token to the rank of its expert, choice[i], and returns "
-        "what came; "
-        "counts[a][b] tokens go from rank a to rank b.",
+        "dispatch(tokens, choice, counts) sends each token to the rank of its expert, choice[i], and returns what "
+        "came; counts[a][b] tokens go from rank a to rank b.",
         _dispatch,
     ),
     "exchange": Exercise(
-        "exchange(tokens, choice, counts, expert) does that, applies this rank's expert to what came, sends it "
-        "back, and "
-        "returns the results in the order of tokens.",
+        "exchange(tokens, choice, counts, expert) does that, applies this rank's expert to what came, sends it back, "
+        "and returns the results in the order of tokens.",
         _exchange,
     ),
     "sent_bytes": Exercise(
-        "sent_bytes(tokens, width, top, ranks, bytes_each) returns what a rank sends to dispatch its tokens to "
-        "top experts "
-        "each, evenly spread over all ranks.",
+        "sent_bytes(tokens, width, top, ranks, bytes_each) returns what a rank sends to dispatch its tokens to top "
+        "experts each, evenly spread over all ranks.",
         _sent_bytes,
     ),
 }

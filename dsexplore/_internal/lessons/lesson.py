@@ -1,4 +1,4 @@
-"""`open_lesson`: one of the lessons, and `Lesson.check`, by which simulated ranks judge an answer."""
+"""`open_lesson`, which returns a lesson, and `Lesson.check`, which checks an answer on simulated ranks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ LESSONS = {
     "mesh": "A mesh of five axes for a model of 405 billion parameters",
     "numbers": "Does the plan compute the same?",
 }
-"""The lessons in their order: name → title."""
+"""{name of a lesson: its title}, in the order of the lessons."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A lesson: exercises, and the ranks that judge answers to them."""
+    """A lesson with its exercises; simulated ranks check answers to them."""
 
     name: str
     title: str
     exercises: Mapping[str, Exercise]
-    """Name → task."""
+    """{name: exercise}, in their order."""
 
     def __repr__(self) -> str:
         tasks = [f"  {name}: {exercise.task}" for name, exercise in self.exercises.items()]
@@ -42,17 +42,17 @@ class Lesson:
 
     @names_arguments
     def check(self, exercise: str, answer: Answer) -> ExerciseResult:
-        """Play an answer on simulated ranks and say which requirements it meets.
+        """Run an answer on simulated ranks and return which requirements it meets.
 
-        Requirements are checked in order, up to the first that is not met; the result says what to change for
-        that one. An answer that raises meets none further.
+        Requirements are checked in order, up to the first that is not met; the result has a hint for that one. An
+        answer that raises meets no further ones.
 
         Args:
-            exercise: a name of `exercises`.
-            answer: your function, with the arguments that the task names.
+            exercise: Name of the exercise, a key of `exercises`.
+            answer: Your function, with the arguments that the task names.
 
         Raises:
-            UsageError: no such exercise, or the answer is not a function.
+            UsageError: there is no such exercise, or the answer is not a function.
 
         Examples:
             >>> import dsexplore
@@ -69,11 +69,12 @@ class Lesson:
         try:
             for requirement in self.exercises[exercise].requirements(answer):
                 if not requirement.met:
-                    met.pop(requirement.says, None)  # another rank has met it
-                    return ExerciseResult(exercise, tuple(met), requirement.says, requirement.word)
+                    met.pop(requirement.says, None)  # another rank may have met it
+                    return ExerciseResult(exercise, tuple(met), unmet=requirement.says, hint=requirement.hint)
                 met[requirement.says] = None
         except Exception as error:
-            return ExerciseResult(exercise, tuple(met), "it runs on every rank", _what_happened(error, answer))
+            hint = _describe_error(error, answer)
+            return ExerciseResult(exercise, tuple(met), unmet="it runs on every rank", hint=hint)
         return ExerciseResult(exercise, tuple(met))
 
 
@@ -81,10 +82,10 @@ def open_lesson(name: str) -> Lesson:
     """Return a lesson.
 
     Args:
-        name: a key of `LESSONS`.
+        name: Name of the lesson, a key of `LESSONS`.
 
     Raises:
-        UsageError: no such lesson.
+        UsageError: there is no such lesson.
 
     Examples:
         >>> import dsexplore
@@ -97,11 +98,11 @@ def open_lesson(name: str) -> Lesson:
     return Lesson(name, LESSONS[name], exercises)
 
 
-def _what_happened(error: Exception, answer: Answer) -> str:
-    """Describe an error of an answer, and the line of the answer that raised it.
+def _describe_error(error: Exception, answer: Answer) -> str:
+    """Describe an error of an answer, with the line of the answer that raised it.
 
     Raises:
-        Exception: the error itself, where no line of the answer stands in its traceback, nor its call: it is ours.
+        Exception: the error itself, if no line of the answer is in its traceback, so that it is an error of dsexplore.
     """
     code = getattr(answer, "__code__", None)
     shown = frames_where(error.__traceback__, lambda it: it is code or is_user_file(it.co_filename))

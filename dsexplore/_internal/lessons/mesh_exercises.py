@@ -1,4 +1,4 @@
-"""Exercises on a mesh for 405 billion parameters: which one fits, one of five axes, and its share of the peak."""
+"""Exercises on meshes for 405 billion parameters: one that fits, one of five axes, and the share of the peak."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dsexplore._internal.worlds.simulate import simulate
 PARAMETERS, LAYERS, KV_HEADS = 405e9, 126, 8
 GPUS, NODE, GPU_BYTES = 16_384, 8, 80e9
 STEP_TOKENS = 2048 * 8192
-"""Tokens of one step."""
+"""Number of tokens of one step."""
 MOST_BUBBLE = 1.0
-"""Idle time over working time that a mesh may have: that of 16 stages and 16 microbatches, as Llama 3 was trained."""
+"""Largest idle time over working time, that of 16 stages and 16 microbatches, with which Llama 3 was trained."""
 
 
 def _groups(mesh: str) -> dict[str, list[int]]:
-    """Return the ranks of rank 0's group on each axis, of a simulated world."""
+    """Return {axis: ranks of rank 0's group} of a simulated world."""
     with simulate(mesh=mesh, ranks_per_node=NODE) as world:
         names = world.mesh_dim_names or ()
         return {name: dist.get_process_group_ranks(world[name].get_group()) for name in names}
 
 
 def _agrees(mesh: str, axis_names: tuple[str, ...]) -> Requirements:
-    """Require what holds of every mesh: its axes, its ranks, and that tensor parallelism stays in a node."""
+    """Require the axes and the number of ranks, and that tensor parallelism stays within a node."""
     axes = dict(zip(parse_mesh(mesh).axes, parse_mesh(mesh).shape, strict=True))
     yield Requirement(
         f"axes among {', '.join(axis_names)}",
@@ -34,8 +34,8 @@ def _agrees(mesh: str, axis_names: tuple[str, ...]) -> Requirements:
         f"Yours are {', '.join(axes)}: use these names, outermost first.",
     )
     ranks = math.prod(axes.values())
-    word = f"{mesh} has {ranks:,} ranks: the product of the axes is the number of GPUs."
-    yield Requirement(f"{GPUS:,} GPUs", ranks == GPUS, word)
+    hint = f"{mesh} has {ranks:,} ranks: the product of the axes is the number of GPUs."
+    yield Requirement(f"{GPUS:,} GPUs", ranks == GPUS, hint)
     tp = axes.get("tp", 1)
     yield Requirement(
         "tensor parallelism cuts whole heads",
@@ -46,14 +46,13 @@ def _agrees(mesh: str, axis_names: tuple[str, ...]) -> Requirements:
     yield Requirement(
         "a tp group is within one node",
         len({rank // NODE for rank in group}) == 1,
-        f"Its ranks are {', '.join(map(str, group[:4]))}, …, on several nodes of {NODE}: tp sends most often, so "
-        "it is the "
-        "innermost axis, the last one.",
+        f"Its ranks are {', '.join(map(str, group[:4]))}, …, on several nodes of {NODE}: tp sends most often, so it is "
+        "the innermost axis, the last one.",
     )
 
 
 def _state_bytes(axes: dict[str, int], sharded: int) -> float:
-    """Return parameters and gradients in bf16, and Adam's states in fp32 that `sharded` ranks share."""
+    """Return the bytes of parameters and gradients in bf16, and of Adam's states in fp32 over `sharded` ranks."""
     return PARAMETERS / (axes.get("tp", 1) * axes.get("pp", 1)) * (2 + 2 + 12 / sharded)
 
 
@@ -125,16 +124,16 @@ def _utilization(answer: Answer) -> Requirements:
         (7e9, 4e6, 2.0, 256, 312e12),
     ):
         got, wanted = answer(parameters, tokens, seconds, gpus, peak), 6 * parameters * tokens / (seconds * gpus * peak)
-        word = f"{parameters:.3g} parameters, {tokens:,.0f} tokens in {seconds} s on {gpus:,} GPUs: yours is {got!r}. "
+        hint = f"{parameters:.3g} parameters, {tokens:,.0f} tokens in {seconds} s on {gpus:,} GPUs: yours is {got!r}. "
         if same_bytes(got, wanted / 3):
-            word += "That is forward alone: backward computes twice as much again."
+            hint += "That is forward alone: backward computes twice as much again."
         elif same_bytes(got, wanted * gpus):
-            word += "All GPUs together have gpus × peak."
+            hint += "All GPUs together have gpus × peak."
         elif same_bytes(got, 100 * wanted):
-            word += "Return a share, not percent."
+            hint += "Return a share, not percent."
         else:
-            word += "A token takes 2 operations per parameter in forward and 4 in backward."
-        yield Requirement("the share of the peak", same_bytes(got, wanted), word)
+            hint += "A token takes 2 operations per parameter in forward and 4 in backward."
+        yield Requirement("the share of the peak", same_bytes(got, wanted), hint)
 
 
 EXERCISES = {
@@ -145,15 +144,13 @@ EXERCISES = {
         _mesh,
     ),
     "long_mesh": Exercise(
-        "long_mesh(gpus, tokens) returns a mesh of five axes, pp, dp_replicate, dp_shard, cp and tp, for "
-        "sequences of 131,072 "
-        "tokens; dp_shard and cp shard Adam's states.",
+        "long_mesh(gpus, tokens) returns a mesh of five axes, pp, dp_replicate, dp_shard, cp and tp, for sequences of "
+        "131,072 tokens; dp_shard and cp shard Adam's states.",
         _long_mesh,
     ),
     "utilization": Exercise(
-        "utilization(parameters, tokens, seconds, gpus, peak) returns the share of the peak operations per "
-        "second that a "
-        "step of so many tokens used.",
+        "utilization(parameters, tokens, seconds, gpus, peak) returns the share of the peak operations per second that "
+        "a step of so many tokens used.",
         _utilization,
     ),
 }

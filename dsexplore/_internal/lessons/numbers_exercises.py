@@ -17,12 +17,16 @@ WIDTH, HEADS, LENGTH = 16, 4, 8
 
 
 def _numbers(got: object, count: int) -> list[float] | None:
-    """Return an answer as so many numbers; None if it is something else."""
-    values = got.tolist() if isinstance(got, Tensor) else list(got) if isinstance(got, (list, tuple)) else []
-    return [float(value) for value in values] if len(values) == count else None
+    """Return an answer as `count` numbers; None if it is something else."""
+    if isinstance(got, Tensor):
+        got = got.tolist()
+    if not isinstance(got, (list, tuple)) or len(got) != count:
+        return None
+    return [float(number) for number in got]
 
 
 def _agree(got: Sequence[float], wanted: Sequence[float]) -> bool:
+    """Return True if numbers are the wanted ones, up to rounding."""
     return all(abs(number - other) <= 1e-6 * abs(other) for number, other in zip(got, wanted, strict=True))
 
 
@@ -36,17 +40,17 @@ def _loss_weights(answer: Answer) -> Requirements:
         wanted = [ranks * count / total for count in counts]
         rows = [numbers(count, WIDTH, seed=at) for at, count in enumerate(counts)]
         averaged = sum((weight * losses.mean(0) for weight, losses in zip(got, rows, strict=True))) / ranks
-        word = f"{counts} targets on {ranks} ranks: yours are {[round(weight, 4) for weight in got]}. "
+        hint = f"{counts} targets on {ranks} ranks: yours are {[round(weight, 4) for weight in got]}. "
         if _agree(got, [1.0] * ranks):
-            word += "Equal weights make a target of a small batch count more than one of a large batch."
+            hint += "Equal weights make a target of a small batch count more than one of a large batch."
         elif _agree(got, [count / total for count in counts]):
-            word += f"These are the shares; DDP then divides by {ranks} ranks, so multiply by {ranks}."
+            hint += f"These are the shares; DDP then divides by {ranks} ranks, so multiply by {ranks}."
         elif _agree(got, [float(count) for count in counts]):
-            word += "That makes sums of means; divide by the number of targets on all ranks."
+            hint += "That makes sums of means; divide by the number of targets on all ranks."
         else:
-            word += "A rank's mean counts as much as its share of all targets."
+            hint += "A rank's mean counts as much as its share of all targets."
         same = _agree(got, wanted) and is_close(averaged, torch.cat(rows).mean(0))
-        yield Requirement("the mean over ranks is the mean over all targets", same, word)
+        yield Requirement("the mean over ranks is the mean over all targets", same, hint)
 
 
 def _clip_factor(answer: Answer) -> Requirements:
@@ -55,26 +59,26 @@ def _clip_factor(answer: Answer) -> Requirements:
         squares = sum(norm**2 for norm in shards)
         norm = (squares + replicated**2) ** 0.5
         wanted = min(1.0, most / norm)
-        word = f"shards of norms {shards}, replicas of norm {replicated}, at most {most}: yours is {got!r}. "
+        hint = f"shards of norms {shards}, replicas of norm {replicated}, at most {most}: yours is {got!r}. "
         of_ranks = (squares + len(shards) * replicated**2) ** 0.5
         if not isinstance(got, (int, float)):
-            word += "Return one number, by which all gradients are multiplied."
+            hint += "Return one number, by which all gradients are multiplied."
         elif norm <= most:
-            word += "Gradients that are small enough stay as they are: the factor is at most 1."
+            hint += "Gradients that are small enough stay as they are: the factor is at most 1."
         elif any(abs(got - most / shard) < 1e-9 for shard in shards):
-            word += "That is the norm of one rank's shards: ranks would scale by different factors."
+            hint += "That is the norm of one rank's shards: ranks would scale by different factors."
         elif abs(got - most / (sum(shards) + replicated)) < 1e-9:
-            word += "Norms do not add up, their squares do."
+            hint += "Norms do not add up, their squares do."
         elif abs(got - most / of_ranks) < 1e-9:
-            word += "Replicas are one tensor on several ranks: count them once."
+            hint += "Replicas are one tensor on several ranks: count them once."
         else:
-            word += "The norm is the root of the sum of squares over all gradients of the model."
+            hint += "The norm is the root of the sum of squares over all gradients of the model."
         is_right = isinstance(got, (int, float)) and abs(got - wanted) <= 1e-9
-        yield Requirement("all ranks clip by the norm of the whole model", is_right, word)
+        yield Requirement("all ranks clip by the norm of the whole model", is_right, hint)
 
 
 def _attention(x: Tensor, qkv: Tensor, wo: Tensor, heads: int) -> Tensor:
-    """Return what attention with some heads adds to its output: x is [sequence, width]."""
+    """Return the output of attention with some heads, for x of shape (sequence, width)."""
     q, k, v = (part.unflatten(-1, (heads, -1)).transpose(0, 1) for part in (x @ qkv.T).chunk(3, -1))
     return F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1) @ wo.T
 
@@ -93,15 +97,15 @@ def _fused_rows(answer: Answer) -> Requirements:
         wanted = [
             [part * WIDTH + row for part in range(3) for row in _chunk(WIDTH, ranks, rank)] for rank in range(ranks)
         ]
-        word = f"Rank 0 of {ranks} holds rows {rows[0][:12]}{'…' if len(rows[0]) > 12 else ''}. "
+        hint = f"Rank 0 of {ranks} holds rows {rows[0][:12]}{'…' if len(rows[0]) > 12 else ''}. "
         if all(rows_of_rank == _chunk(3 * WIDTH, ranks, rank) for rank, rows_of_rank in enumerate(rows)):
-            word += "Cut as one, the first rank has query and no value: give it its heads of query, key and value each."
+            hint += "Cut as one, the first rank has query and no value: give it its heads of query, key and value each."
         elif all(rows_of_rank[:3] == [rank, rank + ranks, rank + 2 * ranks] for rank, rows_of_rank in enumerate(rows)):
-            word += "Dealt in turn, no rank has a whole head: a head's rows stand side by side."
+            hint += "Dealt in turn, no rank has a whole head: a head's rows stand side by side."
         elif sorted(rows[0]) == wanted[0]:
-            word += "The right rows in another order: first those of query, then of key, then of value."
+            hint += "The right rows in another order: first those of query, then of key, then of value."
         else:
-            word += f"Query, key and value have {WIDTH} rows each, one after another: a rank holds the same of each."
+            hint += f"Query, key and value have {WIDTH} rows each, one after another: a rank holds the same of each."
         parts = [
             _attention(x, qkv[rows_of_rank], wo[:, _chunk(WIDTH, ranks, rank)], HEADS // ranks)
             if len(rows_of_rank) == 3 * WIDTH // ranks
@@ -109,16 +113,18 @@ def _fused_rows(answer: Answer) -> Requirements:
             for rank, rows_of_rank in enumerate(rows)
         ]
         same = is_close(torch.stack(parts).sum(0), _attention(x, qkv, wo, HEADS))
-        yield Requirement("the sum over ranks is what the whole attention computes", same, word)
+        yield Requirement("the sum over ranks is what the whole attention computes", same, hint)
 
 
 def _rows(got: object) -> list[int]:
+    """Return an answer as indices; empty if it is something else."""
     if isinstance(got, Tensor):
         got = got.tolist()
     return [int(row) for row in got] if isinstance(got, (list, tuple, range)) else []
 
 
 def _chunk(size: int, parts: int, part: int) -> list[int]:
+    """Return the indices of one of several contiguous parts."""
     return list(range(size * part // parts, size * (part + 1) // parts))
 
 
@@ -127,34 +133,35 @@ def _positions(answer: Answer) -> Requirements:
         held = [_rows(answer(LENGTH * ranks, ranks, rank)) for rank in range(ranks)]
         size = LENGTH * ranks
         every: list[Any] = sorted(place for positions in held for place in positions)
-        word = f"{ranks} ranks, {size} positions: rank 1 has {held[1]}. "
+        hint = f"{ranks} ranks, {size} positions: rank 1 has {held[1]}. "
         yield Requirement(
             "each position is on one rank",
             every == list(range(size)),
-            word + "Positions count from the start of the sequence, not of the rank's part."
+            hint + "Positions count from the start of the sequence, not of the rank's part."
             if all(positions == held[0] for positions in held)
-            else word + "Return the positions of this rank, so that all ranks together have each once.",
+            else hint + "Return the positions of this rank, so that all ranks together have each once.",
         )
         yield Requirement(
             "ranks have equally many",
             len({len(positions) for positions in held}) == 1,
-            word + "Chunks of one size keep the ranks in step.",
+            hint + "Chunks of one size keep the ranks in step.",
         )
         work = [sum(place + 1 for place in positions) for positions in held]
         yield Requirement(
             "a causal mask leaves all ranks the same work",
             len(set(work)) == 1,
-            f"{word}A position attends to all before it, so ranks have {work} pairs: give each rank a chunk from the "
+            f"{hint}A position attends to all before it, so ranks have {work} pairs: give each rank a chunk from the "
             "start and one from the end.",
         )
         yield Requirement(
             "two chunks, in ascending order",
             all(positions == sorted(positions) and _runs(positions) <= 2 for positions in held),
-            f"{word}Cut the sequence into {2 * ranks} chunks: rank i has chunk i, and chunk i from the end.",
+            f"{hint}Cut the sequence into {2 * ranks} chunks: rank i has chunk i, and chunk i from the end.",
         )
 
 
 def _runs(places: Sequence[int]) -> int:
+    """Return the number of runs of consecutive numbers."""
     return 1 + sum(after != before + 1 for before, after in itertools.pairwise(places))
 
 

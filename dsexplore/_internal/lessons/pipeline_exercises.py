@@ -1,4 +1,4 @@
-"""Exercises on pipelines: what a stage sends, the schedule 1F1B, and its bubble."""
+"""Exercises on pipelines: the messages of a stage, the schedule 1F1B, and its bubble."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dsexplore._internal.lessons.requirement import Answer, Exercise, Requiremen
 
 STAGES, MICROBATCHES = 4, 6
 SECONDS = {"F": 1.0, "B": 2.0}
-"""How long one microbatch takes in a stage, forward and backward."""
+"""Seconds of one microbatch in a stage, in forward and backward."""
 Action = tuple[str, int]
-"""``("F", 3)``: forward of microbatch 3."""
+"""Kind and microbatch of an action: ``("F", 3)`` is the forward of microbatch 3."""
 
 
 def _layer(x: Tensor) -> Tensor:
@@ -62,10 +62,11 @@ def _stage(answer: Answer) -> Requirements:
 
 
 def run_schedule(schedules: Sequence[Sequence[Action]]) -> tuple[dict[int, float], float, tuple[int, Action] | None]:
-    """Run the schedules of all stages against each other.
+    """Run the schedules of all stages, in which an action waits for those that it depends on.
 
     Returns:
-        The seconds that each stage works, the end of the last action, and the stage and action that waits for ever.
+        The seconds that each stage works, the end of the last action in seconds, and the first stage that waits for
+        ever with its action; None if no stage does.
     """
     ended: dict[tuple[int, Action], float] = {}
     clock, position = [0.0] * len(schedules), [0] * len(schedules)
@@ -85,13 +86,16 @@ def run_schedule(schedules: Sequence[Sequence[Action]]) -> tuple[dict[int, float
                 is_moving = True
         if not is_moving:
             break
-    stuck = next(((s, a[position[s]]) for s, a in enumerate(schedules) if position[s] < len(a)), None)
+    stuck: tuple[int, Action] | None = None
+    for stage, actions in enumerate(schedules):
+        if stuck is None and position[stage] < len(actions):
+            stuck = stage, actions[position[stage]]
     work = {stage: sum(SECONDS[kind] for kind, _ in actions) for stage, actions in enumerate(schedules)}
     return work, max(clock), stuck
 
 
 def _most_held(actions: Sequence[Action]) -> int:
-    """Return the largest number of microbatches that a stage holds activations of at once."""
+    """Return the largest number of microbatches whose activations a stage holds at once."""
     held = most = 0
     for kind, _ in actions:
         held += 1 if kind == "F" else -1
@@ -100,13 +104,10 @@ def _most_held(actions: Sequence[Action]) -> int:
 
 
 def _schedule(answer: Answer) -> Requirements:
-    schedules = [
-        [
-            cast("Action", tuple(action))
-            for action in cast("Sequence[Sequence[object]]", answer(s, STAGES, MICROBATCHES))
-        ]
-        for s in range(STAGES)
-    ]
+    schedules: list[list[Action]] = []
+    for stage in range(STAGES):
+        actions_of_answer = cast("Sequence[Sequence[object]]", answer(stage, STAGES, MICROBATCHES))
+        schedules.append([cast("Action", tuple(action)) for action in actions_of_answer])
     wanted = sorted((kind, index) for kind in "BF" for index in range(MICROBATCHES))
     for stage, actions in enumerate(schedules):
         yield Requirement(
@@ -134,9 +135,8 @@ def _schedule(answer: Answer) -> Requirements:
     yield Requirement(
         "it ends as soon as such a schedule can",
         end <= ideal,
-        f"It ends after {end:g} s, where {ideal:g} s do: stage s warms up with stages - 1 - s forwards, so that "
-        "its first "
-        "backward is ready as soon as it comes.",
+        f"It ends after {end:g} s, where {ideal:g} s do: stage s warms up with stages - 1 - s forwards, so that its "
+        "first backward is ready as soon as it comes.",
     )
 
 
@@ -144,16 +144,16 @@ def _bubble(answer: Answer) -> Requirements:
     for stages, microbatches, chunks in ((4, 8, 1), (8, 32, 1), (16, 16, 1), (8, 32, 4)):
         got = answer(stages, microbatches, chunks)
         wanted = (stages - 1) / (chunks * microbatches)
-        word = f"{stages} stages, {microbatches} microbatches, {chunks} chunks each: yours is {got!r}. "
+        hint = f"{stages} stages, {microbatches} microbatches, {chunks} chunks each: yours is {got!r}. "
         if isinstance(got, (int, float)) and same_bytes(got, (stages - 1) / (chunks * microbatches + stages - 1)):
-            word += "That is the share of the whole step: take it of the time in which a stage works."
+            hint += "That is the share of the whole step: take it of the time in which a stage works."
         elif isinstance(got, (int, float)) and same_bytes(got, stages / (chunks * microbatches)):
-            word += "The first microbatch of the last stage waits for stages - 1 others."
+            hint += "The first microbatch of the last stage waits for stages - 1 others."
         elif chunks > 1:
-            word += "With v chunks a stage waits for chunks of a v-th: divide by them."
+            hint += "With v chunks a stage waits for chunks of a v-th: divide by them."
         else:
-            word += "A stage idles for stages - 1 microbatches, and works for all microbatches."
-        yield Requirement("idle time over working time", same_bytes(got, wanted), word)
+            hint += "A stage idles for stages - 1 microbatches, and works for all microbatches."
+        yield Requirement("idle time over working time", same_bytes(got, wanted), hint)
 
 
 EXERCISES: Mapping[str, Exercise] = {
@@ -169,9 +169,8 @@ EXERCISES: Mapping[str, Exercise] = {
         _schedule,
     ),
     "bubble": Exercise(
-        "bubble(stages, microbatches, chunks) returns the idle time of a stage over the time in which it works; "
-        "each stage "
-        "has so many chunks of the model (interleaved 1F1B).",
+        "bubble(stages, microbatches, chunks) returns the idle time of a stage over the time in which it works; each "
+        "stage has so many chunks of the model (interleaved 1F1B).",
         _bubble,
     ),
 }

@@ -1,4 +1,4 @@
-"""Play a learner's function as one rank of a simulated world, and keep what it sent and returned."""
+"""Run a learner's function as one rank of a simulated world, and record its collectives and its result."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from dsexplore._internal.worlds.simulate import simulate
 
 @dataclass(frozen=True)
 class Play:
-    """What one rank did.
+    """The result of running a function as one rank.
 
-    A simulated rank receives nothing: what the others would have added is omitted, and what they would have sent is
-    what this rank has. So an all_reduce leaves its tensor as it is, and an all_gather repeats the rank's own part.
+    A simulated rank receives nothing: the summands of other ranks are missing, and their parts are copies of its own.
+    So an all_reduce leaves its tensor as it is, and an all_gather repeats the rank's part.
     """
 
     rank: int
     value: object
-    """What the function returned."""
+    """Value that the function returned."""
     arguments: tuple[object, ...]
+    """Arguments of the function, which it may have changed."""
     trace: Trace
     waits: int
-    """How many of the works that collectives returned were waited for."""
+    """Number of works of collectives on which ``wait`` was called."""
 
     @property
     def events(self) -> pl.DataFrame:
-        """Collectives, in program order; of start-up none."""
+        """Collectives in program order, without those of start-up."""
         return self.trace.events.filter(pl.col("phase") != "start-up")
 
     def of(self, op: str) -> pl.DataFrame:
@@ -45,7 +46,7 @@ class Play:
         return self.events.filter(pl.col("op") == op)
 
     def sent(self) -> str:
-        """Describe what was sent, for the words of requirements: ``"8 all_reduce of 1,024 bytes"``."""
+        """Return the collectives as text, for hints: ``"8 all_reduce of 1,024 bytes"``."""
         if self.events.is_empty():
             return "nothing"
         counted = self.events.group_by("op", "message_bytes", maintain_order=True).len()
@@ -56,21 +57,21 @@ def play(answer: Answer, ranks: int, rank: int, *arguments: object) -> Play:
     """Call the answer as a rank of a world.
 
     Args:
-        answer: the learner's function.
-        ranks: how many the world has.
-        rank: the one to play.
-        *arguments: for the answer, which may change them.
+        answer: Function of the learner.
+        ranks: Number of ranks of the world.
+        rank: Rank to run.
+        *arguments: Arguments of the function, which may change them.
     """
     with simulate(ranks, rank=rank), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of collectives that torch renames
+        warnings.simplefilter("ignore", FutureWarning)  # on collectives that torch renames
         with noted_waits() as waited, commtrace() as trace:
             value = answer(*arguments)
-    return Play(rank, value, arguments, trace, len(waited))
+    return Play(rank=rank, value=value, arguments=arguments, trace=trace, waits=len(waited))
 
 
 @contextmanager
 def noted_waits() -> Iterator[dict[int, dist.Work]]:
-    """Collect the works that are waited for in the block, by identity."""
+    """Collect the works on which ``wait`` is called in the block, by identity."""
     waited: dict[int, dist.Work] = {}
     original = dist.Work.wait
 
@@ -91,7 +92,7 @@ def numbers(*shape: int, seed: int) -> Tensor:
 
 
 def layers(count: int, width: int) -> nn.Sequential:
-    """Return linear layers of one width, without biases, and with the same numbers in each run."""
+    """Return `count` square linear layers without biases, with the same weights in each run."""
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
@@ -100,7 +101,7 @@ def layers(count: int, width: int) -> nn.Sequential:
 
 
 def is_close(got: object, wanted: Tensor) -> bool:
-    """Return True if an answer is a tensor of these numbers and this shape, up to rounding."""
+    """Return True if an answer is a tensor with these values and this shape, up to rounding."""
     if not isinstance(got, Tensor) or got.shape != wanted.shape:
         return False
     return torch.allclose(got.detach(), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))

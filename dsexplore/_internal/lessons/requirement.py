@@ -1,7 +1,7 @@
-"""What an exercise requires of an answer, and the result of checking one.
+"""The requirements of an exercise, and the result of checking an answer.
 
-An exercise is a generator: it plays the answer, and yields one `Requirement` after another, each with a word that helps
-whoever does not meet it. Checking ends at the first that is not met, so later ones may rely on it.
+An exercise has a generator that plays the answer and yields one `Requirement` after another, each with a hint for an
+answer that does not meet it. Checking ends at the first that is not met, so later ones may rely on it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 Answer = Callable[..., object]
-"""What a learner writes: a function with the arguments and the result that the task names."""
+"""Function that a learner writes, with the arguments and the result that the task names."""
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """One thing that an answer must do."""
+    """A requirement of an exercise, checked on one answer."""
 
     says: str
-    """What is required: "one all_reduce for each parameter"."""
+    """The requirement: "one all_reduce for each parameter"."""
     met: bool
-    word: str = ""
-    """What to change where it is not met."""
+    """True if the answer meets it."""
+    hint: str = ""
+    """What to change if the answer does not meet it."""
 
 
 Requirements = Iterator[Requirement]
@@ -37,15 +38,16 @@ class Exercise:
 
 @dataclass(frozen=True, repr=False)
 class ExerciseResult:
-    """What simulated ranks say of an answer; it prints as its lines."""
+    """The result of checking an answer, which prints as its lines."""
 
     exercise: str
+    """Name of the exercise."""
     met: tuple[str, ...]
-    """The requirements that are met, in the order of the exercise."""
+    """Requirements that the answer meets, in the order of the exercise."""
     unmet: str = ""
-    """The first requirement that is not; empty where all are."""
-    word: str = ""
-    """What to change for it."""
+    """The first requirement that it does not meet; empty if it meets all."""
+    hint: str = ""
+    """What to change to meet it."""
 
     @property
     def passed(self) -> bool:
@@ -57,9 +59,9 @@ class ExerciseResult:
         return f"{self.exercise}: {'solved' if self.passed else 'not yet'}"
 
     def lines(self) -> list[str]:
-        """Return the verdict, each requirement that is met, the first that is not, and what to change for it."""
+        """Return the verdict, the requirements that are met, the first that is not, and the hint."""
         lines = [self.verdict(), *(f"  ✓ {met}" for met in self.met)]
-        return lines if self.passed else [*lines, f"  ✗ {self.unmet}", f"    {self.word}"]
+        return lines if self.passed else [*lines, f"  ✗ {self.unmet}", f"    {self.hint}"]
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
@@ -67,6 +69,6 @@ class ExerciseResult:
 
 def same_bytes(got: object, wanted: float) -> bool:
     """Return True if an answer is a number and equal to the wanted one, up to rounding."""
-    return (
-        isinstance(got, (int, float)) and not isinstance(got, bool) and abs(got - wanted) <= 1e-6 * abs(wanted) + 1e-9
-    )
+    if not isinstance(got, (int, float)) or isinstance(got, bool):
+        return False
+    return abs(got - wanted) <= 1e-6 * abs(wanted) + 1e-9

@@ -1,4 +1,4 @@
-"""Exercises on ZeRO and FSDP: what a rank holds, one sharded step, gathering before use, and FSDP2 itself."""
+"""Exercises on ZeRO and FSDP: the memory of a rank, a sharded step, gathering before use, and FSDP2 itself."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dsexplore._internal.lessons.requirement import Answer, Exercise, Requiremen
 
 RANKS, LAYERS, WIDTH, RATE = 4, 4, 16, 0.5
 WEIGHT = 4 * WIDTH * WIDTH
-"""Bytes of one layer."""
+"""Bytes of the weight of one layer."""
 
 
-def _word_on_memory(got: object, parameters: float, ranks: int, stage: int) -> str:
-    word = f"stage {stage}, {parameters:.3g} parameters on {ranks} ranks: yours is {got!r} bytes. "
+def _hint_on_memory(got: object, parameters: float, ranks: int, stage: int) -> str:
+    """Return the hint for wrong bytes, which depends on the likely mistake."""
+    hint = f"stage {stage}, {parameters:.3g} parameters on {ranks} ranks: yours is {got!r} bytes. "
     if not isinstance(got, (int, float)):
-        return f"{word}Return a number of bytes."
+        return f"{hint}Return a number of bytes."
     if stage and same_bytes(got, 16 * parameters):
-        return f"{word}Stage {stage} shards something: 1 the optimizer's states, 2 gradients too, 3 parameters too."
+        return f"{hint}Stage {stage} shards something: 1 the optimizer's states, 2 gradients too, 3 parameters too."
     if stage in (1, 2) and same_bytes(got, 16 * parameters / ranks):
-        return f"{word}Only stage 3 shards everything."
-    if same_bytes(got, 4 * parameters + 8 * parameters / (ranks if stage else 1)) or (
-        got < 12 * parameters and not stage
-    ):
-        return f"{word}Adam keeps 12 bytes per parameter in fp32: the parameter itself, momentum, variance."
+        return f"{hint}Only stage 3 shards everything."
+    lacks_fp32_copy = same_bytes(got, 4 * parameters + 8 * parameters / (ranks if stage else 1))
+    if lacks_fp32_copy or (stage == 0 and got < 12 * parameters):
+        return f"{hint}Adam keeps 12 bytes per parameter in fp32: the parameter itself, momentum, variance."
     return (
-        f"{word}Per parameter: 2 bytes of it in bf16, 2 of its gradient, 12 of the optimizer; divide what is sharded."
+        f"{hint}Per parameter: 2 bytes of it in bf16, 2 of its gradient, 12 of the optimizer; divide what is sharded."
     )
 
 
@@ -36,8 +36,8 @@ def _memory(answer: Answer) -> Requirements:
             shards = [ranks if stage >= first else 1 for first in (3, 2, 1)]
             wanted = sum(size * parameters / shard for size, shard in zip((2, 2, 12), shards, strict=True))
             got = answer(parameters, ranks, stage)
-            word = _word_on_memory(got, parameters, ranks, stage)
-            yield Requirement(f"stage {stage}: bytes of a rank", same_bytes(got, wanted), word)
+            hint = _hint_on_memory(got, parameters, ranks, stage)
+            yield Requirement(f"stage {stage}: bytes of a rank", same_bytes(got, wanted), hint)
 
 
 def _sharded_step(answer: Answer) -> Requirements:
@@ -63,17 +63,17 @@ def _sharded_step(answer: Answer) -> Requirements:
         )
         shard, summed = parameter.chunk(RANKS)[rank], gradient.chunk(RANKS)[rank]
         if is_close(played.value, (shard - RATE * summed).repeat(RANKS)):
-            word = "The step is four times too long: reduce_scatter adds, so divide by the number of ranks."
+            hint = "The step is four times too long: reduce_scatter adds, so divide by the number of ranks."
         elif is_close(played.value, (summed / RANKS).repeat(RANKS)) or is_close(played.value, summed.repeat(RANKS)):
-            word = "You return gradients: gather the updated parameters."
+            hint = "You return gradients: gather the updated parameters."
         elif isinstance(played.value, Tensor) and played.value.numel() == shard.numel():
-            word = "You return one shard: return what was gathered."
+            hint = "You return one shard: return what was gathered."
         else:
-            word = (
+            hint = (
                 "Take shard number dist.get_rank() of the parameters, less rate × its mean gradient, and gather that."
             )
         wanted = (shard - RATE * summed / RANKS).repeat(RANKS)
-        yield Requirement("it returns the updated parameters", is_close(played.value, wanted), word)
+        yield Requirement("it returns the updated parameters", is_close(played.value, wanted), hint)
 
 
 def _gathered_forward(answer: Answer) -> Requirements:
@@ -101,11 +101,12 @@ def _gathered_forward(answer: Answer) -> Requirements:
         )
         for shard in shards:
             batch = batch @ shard.repeat(RANKS).view(WIDTH, WIDTH)
-        word = f"Gather a shard, view it as {WIDTH} × {WIDTH}, then x = x @ weight, layer by layer."
-        yield Requirement("it returns what the layers compute", is_close(played.value, batch), word)
+        hint = f"Gather a shard, view it as {WIDTH} × {WIDTH}, then x = x @ weight, layer by layer."
+        yield Requirement("it returns what the layers compute", is_close(played.value, batch), hint)
 
 
 def _train_sharded(answer: Answer, model: nn.Sequential, batch: Tensor) -> None:
+    """Shard the model by the answer, and run forward and backward twice."""
     sharded = answer(model, init_device_mesh("cpu", (RANKS,)))
     trained = sharded if isinstance(sharded, nn.Module) else model
     for _ in range(2):
@@ -151,15 +152,13 @@ def _fsdp(answer: Answer) -> Requirements:
 
 EXERCISES = {
     "memory": Exercise(
-        "memory(parameters, ranks, stage) returns the bytes that a rank holds of parameters and gradients in "
-        "bf16, and of "
-        "Adam's states in fp32, with ZeRO stage 0 (none) to 3.",
+        "memory(parameters, ranks, stage) returns the bytes that a rank holds of parameters and gradients in bf16, and "
+        "of Adam's states in fp32, with ZeRO stage 0 (none) to 3.",
         _memory,
     ),
     "sharded_step": Exercise(
         "sharded_step(parameter, gradient, rate) returns the flat parameter after a step of SGD with the mean "
-        "gradient; "
-        "each rank updates its own shard.",
+        "gradient; each rank updates its own shard.",
         _sharded_step,
     ),
     "gathered_forward": Exercise(

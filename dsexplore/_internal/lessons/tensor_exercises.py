@@ -1,4 +1,4 @@
-"""Exercises on tensor and sequence parallelism: two plans for an MLP, and what its activations take."""
+"""Exercises on tensor and sequence parallelism: two plans for an MLP, and the bytes of its activations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from dsexplore._internal.lessons.requirement import Answer, Exercise, Requiremen
 
 RANKS, BATCH, SEQUENCE, WIDTH = 4, 2, 8, 16
 ACTIVATION = 4 * BATCH * SEQUENCE * WIDTH
+"""Bytes of the activations between layers."""
 
 
 class TwoLayers(nn.Module):
-    """Two linear layers around a ReLU, the second one named ``down``."""
+    """Two linear layers, ``up`` and ``down``, with a ReLU between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,6 +35,7 @@ class TwoLayers(nn.Module):
 
 
 def _train(plan: Mapping[str, ParallelStyle], module: TwoLayers, batch: Tensor) -> Tensor:
+    """Parallelize the module, and run forward and backward."""
     parallelize_module(module, init_device_mesh("cpu", (RANKS,)), dict(plan))
     result: Tensor = module(batch)
     result.square().sum().backward()
@@ -41,12 +43,14 @@ def _train(plan: Mapping[str, ParallelStyle], module: TwoLayers, batch: Tensor) 
 
 
 def _played(answer: Answer, length: int) -> Play:
+    """Run a training step with the plan of the answer, on a batch of sequences of a length."""
     plan = cast("Mapping[str, ParallelStyle]", answer())
     batch = numbers(BATCH, length, WIDTH, seed=1).requires_grad_()
     return play(_train, RANKS, 0, plan, TwoLayers(), batch)
 
 
 def _cuts_both(played: Play) -> Requirements:
+    """Require that both weights are sharded over all ranks."""
     module = cast("TwoLayers", played.arguments[1])
     for name, parameter in module.named_parameters():
         held = parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
@@ -59,6 +63,7 @@ def _cuts_both(played: Play) -> Requirements:
 
 
 def _forward(played: Play) -> list[str]:
+    """Return the collectives of forward."""
     return played.events.filter(pl.col("phase") == "forward")["op"].to_list()
 
 
@@ -124,21 +129,21 @@ def _activation_bytes(answer: Answer) -> Requirements:
         for with_sequence in (False, True):
             got = answer(s, b, h, a, t, with_sequence)
             whole, cut, scores = (0, 34, 5 * a * s / h) if with_sequence else (10, 24, 5 * a * s / h)
-            word = f"s={s}, b={b}, h={h}, a={a}, t={t}: yours is {got!r}. "
+            hint = f"s={s}, b={b}, h={h}, a={a}, t={t}: yours is {got!r}. "
             if isinstance(got, (int, float)) and same_bytes(got, s * b * h * (34 + scores)):
-                word += "That is without tensor parallelism: divide what it cuts by t."
+                hint += "That is without tensor parallelism: divide what it cuts by t."
             elif isinstance(got, (int, float)) and same_bytes(got, s * b * h * (whole + cut / t + scores)):
-                word += "Heads are cut too: each rank has a / t of them, and their scores."
+                hint += "Heads are cut too: each rank has a / t of them, and their scores."
             elif isinstance(got, (int, float)) and same_bytes(got, s * b * h * (34 + scores) / t) and not with_sequence:
-                word += "Without sequence parallelism norms, dropouts and inputs (10 s b h) are whole on every rank."
+                hint += "Without sequence parallelism norms, dropouts and inputs (10 s b h) are whole on every rank."
             elif with_sequence:
-                word += "Sequence parallelism cuts the 10 s b h too: all of it is divided by t."
+                hint += "Sequence parallelism cuts the 10 s b h too: all of it is divided by t."
             else:
-                word += (
+                hint += (
                     "10 s b h is whole; 24 s b h of the matrix products and 5 a s² b of the scores are divided by t."
                 )
             says = f"a layer's activations {'with' if with_sequence else 'without'} sequence parallelism"
-            yield Requirement(says, same_bytes(got, s * b * h * (whole + (cut + scores) / t)), word)
+            yield Requirement(says, same_bytes(got, s * b * h * (whole + (cut + scores) / t)), hint)
 
 
 EXERCISES = {
@@ -153,9 +158,8 @@ EXERCISES = {
         _sequence_plan,
     ),
     "activation_bytes": Exercise(
-        "activation_bytes(s, b, h, a, t, sequence) returns the bytes of a transformer layer's activations on a "
-        "rank, of "
-        "34 s b h + 5 a s² b in all, with tensor parallelism t, and sequence parallelism if it is true.",
+        "activation_bytes(s, b, h, a, t, sequence) returns the bytes of a transformer layer's activations on a rank, "
+        "of 34 s b h + 5 a s² b in all, with tensor parallelism t, and sequence parallelism if it is true.",
         _activation_bytes,
     ),
 }

@@ -1,4 +1,4 @@
-"""``compare_numerics``: run a model on one process and under a parallel plan, and say where the numbers first part."""
+"""``compare_numerics``: run a model on one process and under a parallel plan, and find where their numbers differ."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.worlds.real.run_ranks import RanksFailedError, run_ranks
 
 Reference = Callable[[], tuple[nn.Module, Callable[[], Any]]]
+"""Function that returns a model and a function that trains it for one step."""
 Parallel = Callable[[DeviceMesh], tuple[nn.Module, Callable[[], Any]]]
+"""Function that returns a rank's model and a function that trains it for one step, given the mesh."""
 
 
 @names_arguments
@@ -56,14 +58,14 @@ def compare_numerics(
     tolerance: float | None = None,
     timeout: float = 120.0,
 ) -> NumericsReport:
-    """Say where a parallel plan first computes other numbers than the model on one process.
+    """Find where a parallel plan first computes other numbers than the model on one process.
 
     Both run here, the plan on local ranks (gloo, CPU). Its parameters get the reference's initial values. Outputs of
-    modules, their gradients, gradients of parameters and what optimizers add to these are compared in float64, in which
-    rounding is too small to be taken for a fault; the same in the program's own dtypes is shown beside them. Dropout is
-    off meanwhile; in a run of its own it is looked at whether replicas draw the same, and backward, where it computes
-    again, what forward drew. A reference that computes something else when it runs again is said to do so, and no plan
-    is compared with it.
+    modules, their gradients, gradients of parameters and changes of parameters are compared in float64, in which
+    rounding is too small to be mistaken for an error; the report also has the differences in the program's own dtypes.
+    Dropout is off in these runs. A run of its own checks that replicas draw the same masks, and that a recomputation in
+    backward draws what forward drew. If the reference computes other numbers when it runs again, the report says so,
+    and the plan is not judged.
 
     .. code-block:: python
 
@@ -80,20 +82,20 @@ def compare_numerics(
         report = compare_numerics(reference, parallel, mesh="dp=2,tp=2")
 
     Args:
-        reference: returns the model and a function that trains it for one step. Seed in it, and use the same data as
-            in ``parallel``.
-        parallel: called with the mesh on each rank; returns that rank's model and step.
-        world_size: number of ranks; None for those of the mesh.
-        mesh: their axes, outermost first.
-        steps: number of steps to compare.
-        tolerance: relative difference that is allowed; None, the default, allows what rounding does.
-        timeout: seconds for the ranks to run, in float64 and as they are.
+        reference: Function that returns the model and a function that trains it for one step. It must seed, and use the
+            same data as ``parallel``.
+        parallel: Function that is called with the mesh on each rank, and returns the rank's model and training step.
+        world_size: Number of ranks; None for that of the mesh.
+        mesh: Axes of the ranks, outermost first.
+        steps: Number of steps to compare.
+        tolerance: Relative difference that is allowed; None allows as much as rounding makes.
+        timeout: Seconds for the ranks to run, in float64 and in their own dtypes.
 
     Returns:
-        the `NumericsReport`, which shows itself in a notebook.
+        The `NumericsReport`, which a notebook displays.
 
     Raises:
-        UsageError: a mesh that is not one of ``world_size`` ranks, or programs that return something else.
+        UsageError: the mesh does not have ``world_size`` ranks, or a function returns something else.
         RanksFailedError: the reference or a rank raised or hung.
     """
     axes = _checked(world_size, mesh, steps, tolerance)
@@ -126,14 +128,14 @@ def compare_numerics(
             first, second = ran_again(DRAWS, 2)
             draw = changed_draw(first, second)
             if draw is not None:
-                return report_of_draws(first, draw, tensors_of(comparison), str(axes), axes.size)
+                return report_of_draws(first, draw, tensors_of(comparison), axes)
         return report_of(comparison, difference, tuple(notes))
 
 
 def _ran_again(
     reference: Reference, steps: int, folder: Path, timeout: float, run: str, processes: int
 ) -> list[RunRecord]:
-    """Run the reference again, in so many processes, and return what each recorded."""
+    """Run the reference again in a number of processes, and return the records of each."""
     run_ranks(play_again, processes, args=(reference, steps, folder, run), backend=None, timeout=timeout).check()
     return [load_run(file_of(folder, AGAIN, rank)) for rank in range(processes)]
 
@@ -141,20 +143,32 @@ def _ran_again(
 def _reference_difference(
     folder: Path, ran_again: Callable[[str, int], list[RunRecord]], mesh: Mesh, *, is_exact: bool
 ) -> NumericsReport | None:
-    """Return the report on a reference that differs from itself; None for one that computes the same again."""
+    """Return the report on a reference whose runs differ; None if it computes the same again.
+
+    Args:
+        folder: Folder of all records.
+        ran_again: Function that runs the reference again, given the kind of run and the number of processes.
+        mesh: Mesh of the plan.
+        is_exact: Whether the reference runs in float64.
+    """
     first = load_run(file_of(folder, EXACT if is_exact else PLAIN))
     if is_exact:
         rounded = load_run(file_of(folder, ROUNDED))
         if all(row.is_same for row in repeated(first, rounded, SUSPECT)):
             return None
     (second,) = ran_again(EXACT if is_exact else PLAIN, 1)
-    rows, weights = list(repeated(first, second, SAME)), changed_weights(first, second)
-    if weights is None and all(row.is_same for row in rows):
+    rows, changed_parameter = list(repeated(first, second, SAME)), changed_weights(first, second)
+    if changed_parameter is None and all(row.is_same for row in rows):
         return None
-    return report_of_reference(first, rows, weights, str(mesh), mesh.size)
+    return report_of_reference(first, rows, changed_parameter, mesh)
 
 
 def _checked(world_size: int | None, mesh: MeshLike, steps: int, tolerance: float | None) -> Mesh:
+    """Return the mesh after checking the arguments of `compare_numerics`.
+
+    Raises:
+        UsageError: one of them is invalid.
+    """
     axes = parse_mesh(mesh)
     if not axes.axes:
         raise UsageError("mesh is empty: name the axes of the ranks, as mesh='dp=2,tp=2'")

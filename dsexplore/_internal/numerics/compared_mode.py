@@ -1,8 +1,8 @@
-"""`ComparedMode`: runs a program without dropout, and on demand in float64 whatever dtypes it names.
+"""`ComparedMode`: run a program without dropout, and on demand in float64 whatever dtypes it names.
 
-In float64 rounding is far below anything that a fault does, so what two runs still disagree on is a fault. Random
-numbers are drawn in the dtype that the program asked for and then converted, so that each precision sees the same ones.
-Dropout is off, as its draws cannot be the same for a whole batch and for its parts; `draw_mode` looks at them apart.
+In float64 rounding is far below the effect of any error, so a remaining difference of two runs is an error. Random
+numbers are drawn in the program's dtype and then converted, so that all precisions have the same ones. Dropout is off,
+because a whole batch and its parts cannot have the same draws; `draw_mode` compares those in a run of their own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 from dsexplore._internal.torch_internals.pipelining import INFER_FORWARD, INFER_SHAPES
 
 OFF_BY_DEFAULT = frozenset({F.alpha_dropout, F.feature_alpha_dropout})
-"""Dropout whose ``training`` is False unless it is given."""
-_OF_MANY_HEADS = tuple(signature(F.multi_head_attention_forward).parameters)
+"""Functions of dropout whose ``training`` is False by default."""
+_MULTI_HEAD_PARAMETERS = tuple(signature(F.multi_head_attention_forward).parameters)
 LOWER = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """Dtypes that float64 replaces."""
 CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
@@ -31,51 +31,41 @@ DROPOUTS = frozenset(
     {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
 )
 ATTENTION = frozenset({F.scaled_dot_product_attention, F.multi_head_attention_forward})
-"""Functions that drop weights which nobody sees."""
+"""Functions that drop attention weights inside."""
 RANDOM_IN_PLACE = frozenset(
     getattr(Tensor, name)
     for name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 )
 RANDOM = RANDOM_IN_PLACE | {
-    getattr(torch, name)
-    for name in (
-        "bernoulli",
-        "rand",
-        "rand_like",
-        "randn",
-        "randn_like",
-        "normal",
-        "multinomial",
-        "randint",
-        "randperm",
-    )
+    *(torch.bernoulli, torch.rand, torch.rand_like, torch.randn, torch.randn_like),
+    *(torch.normal, torch.multinomial, torch.randint, torch.randperm),
 }
-"""What draws other than by dropout."""
+"""Random functions other than dropout."""
 
 
 class ComparedMode(TorchFunctionMode):
-    """Calls torch for a program whose values are compared.
+    """Function mode that runs a program without dropout.
 
     Args:
-        exact: whether to compute in float64.
+        exact: Whether to compute in float64.
     """
 
     def __init__(self, exact: bool) -> None:
         super().__init__()
         self._exact = exact
         self.running_module: Callable[[], str | None] = lambda: None
-        """Returns the path of the module that runs; None outside of the model."""
+        """Function that returns the path of the running module; None outside the model."""
         self.dropped: dict[tuple[str, str], float] = {}
-        """See `RunRecord.dropped`."""
+        """{(module, function of dropout): largest share of elements that a call drops}."""
         self.draws = False
-        """Whether the model draws random numbers in training, by dropout or otherwise."""
+        """True if the model has drawn random numbers in training, by dropout or otherwise."""
         self.infers_shapes = False
-        """Whether a stage of a pipeline finds out its shapes, with a call of its module that is not the program's."""
+        """True while a pipeline stage infers shapes, by calling its module on zeros."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch without dropout, in float64 if wanted."""
+        """Call a function of torch without dropout, and in float64 if the mode is exact."""
         kwargs = dict(kwargs or {})
         if func in DROPOUTS or func in ATTENTION:
             self._note(func, dropped_share(func, args, kwargs))
@@ -87,9 +77,10 @@ class ComparedMode(TorchFunctionMode):
             args, kwargs = self._attention_without_dropout(args, kwargs)
         elif func is F.multi_head_attention_forward and kwargs.get("training", True):
             kwargs["training"] = False
-        return self._raised(func, args, kwargs) if self._exact else func(*args, **kwargs)
+        return self._in_double(func, args, kwargs) if self._exact else func(*args, **kwargs)
 
     def _note(self, func: Any, share: float) -> None:
+        """Note the share of elements that a call would drop."""
         module = self.running_module()
         self.draws |= share > 0
         if module is not None:
@@ -99,29 +90,31 @@ class ComparedMode(TorchFunctionMode):
     def _attention_without_dropout(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of ``scaled_dot_product_attention`` with a ``dropout_p`` of 0."""
         position = 4
         if len(args) > position:
             return (*args[:position], 0.0, *args[position + 1 :]), kwargs
         return args, {**kwargs, "dropout_p": 0.0}
 
-    def _raised(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function with float64 in the place of lower dtypes."""
+    def _in_double(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function with float64 in place of lower dtypes."""
         name = getattr(func, "__name__", "")
         if name in ("__get__", "__set__", "__delete__"):
             return func(*args, **kwargs)
         if func in CASTS:
             return args[0].double()
         if func in RANDOM_IN_PLACE or getattr(func, "__module__", "") == "torch.nn.init":
-            return _drawn_lower(func, args, kwargs)
-        in_place = (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
-        first = 1 if in_place and args else 0
-        raised = (*args[:first], *map(_to_double, args[first:]))
+            return _draw_in_float32(func, args, kwargs)
+        is_in_place = (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
+        first = 1 if is_in_place and args else 0
+        args = (*args[:first], *map(_to_double, args[first:]))
         kwargs = {key: value if key == "out" else _to_double(value) for key, value in kwargs.items()}
-        result = func(*raised, **kwargs)
-        return result if in_place else _result_to_double(result)
+        result = func(*args, **kwargs)
+        return result if is_in_place else _result_to_double(result)
 
 
 def _marked_as_inferring(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Return a function that sets `ComparedMode.infers_shapes` while it calls the original."""
     mode = parts[ComparedMode]
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -135,9 +128,9 @@ def _marked_as_inferring(original: Callable[..., Any], parts: Parts) -> Callable
 
 
 def dropped_share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """Return the share of elements that a call of dropout or attention drops; 0 out of training."""
+    """Return the share of elements that a call of dropout or attention drops; 0 if it is not in training."""
     if func is F.multi_head_attention_forward:
-        named = dict(zip(_OF_MANY_HEADS, args, strict=False), **kwargs)
+        named = dict(zip(_MULTI_HEAD_PARAMETERS, args, strict=False), **kwargs)
         return float(named.get("dropout_p", 0.0)) if named.get("training", True) else 0.0
     if func is F.scaled_dot_product_attention:
         return float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
@@ -146,14 +139,13 @@ def dropped_share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> f
     return float(named.get("p", 0.5)) if is_training else 0.0
 
 
-_INFERS = "it calls a stage's module on zeros, which is no call of the program's"
+_INFERS = "it calls a stage's module on zeros, which is not a call of the program"
 PATCHES: tuple[Entry, ...] = (
     Patch(INFER_SHAPES, _INFERS, _marked_as_inferring, on_import=True),
     Patch(INFER_FORWARD, _INFERS, _marked_as_inferring, on_import=True),
     Patch(
         RUN_BACKWARD,
-        "torch takes modes off while it runs, which hooks of FSDP and of the program and what checkpointing computes "
-        "again find in forward",
+        "torch disables modes while it runs, and hooks and the recomputation of checkpoints need them there",
         lambda original, parts: inside_mode(parts[ComparedMode], original),
         by_code=True,
     ),
@@ -161,20 +153,24 @@ PATCHES: tuple[Entry, ...] = (
 """Functions that are replaced while two runs are compared."""
 
 
-def _drawn_lower(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fill a float64 tensor with values that were drawn in float32."""
+def _draw_in_float32(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an in-place random function; a float64 tensor is filled with values that are drawn in float32."""
     target = args[0] if args else kwargs.get("tensor")
     if not isinstance(target, Tensor) or target.dtype != torch.float64:
         return func(*args, **kwargs)
     drawn = torch.empty_like(target, dtype=torch.float32, requires_grad=False)
     with torch.no_grad():
         drawn.copy_(target.detach())
-        func(*((drawn, *args[1:]) if args else ()), **({**kwargs, "tensor": drawn} if not args else kwargs))
+        if args:
+            func(drawn, *args[1:], **kwargs)
+        else:
+            func(**{**kwargs, "tensor": drawn})
         target.detach().copy_(drawn)
     return target
 
 
 def _to_double(value: Any) -> Any:
+    """Return an argument with float64 in place of lower dtypes: a dtype, a tensor, or a list or tuple of them."""
     if isinstance(value, torch.dtype):
         return torch.float64 if value in LOWER else value
     if isinstance(value, Tensor):
@@ -185,6 +181,7 @@ def _to_double(value: Any) -> Any:
 
 
 def _result_to_double(result: Any) -> Any:
+    """Return a result in float64; a new leaf of a lower dtype becomes a leaf in float64."""
     if isinstance(result, Tensor):
         if result.dtype not in LOWER:
             return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +23,7 @@ Key = tuple[int, str, str, str]
 RELATIVE = 1e-9
 """Relative difference that rounding in float64 stays below: 10^7 times its own precision."""
 ABSOLUTE = 1e-12
-"""As `RELATIVE` for values that are zero up to rounding, relative to the largest values of their phase."""
+"""Difference that rounding in float64 stays below, relative to the largest values of a phase; for values near zero."""
 SPREAD = 1000.0
 """Multiple of the reference's spread under random rounding that still counts as rounding."""
 PLAIN_EPS, PLAIN_SPREAD = 8.0, 10.0
@@ -68,23 +68,25 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
     """Compare the runs whose records are in a folder.
 
     Args:
-        folder: folder of the records of all runs.
-        mesh: mesh of the ranks.
-        tolerance: allowed relative difference; None allows rounding.
-        is_exact: whether there are runs in float64.
+        folder: Folder of the records of all runs.
+        mesh: Mesh of the ranks.
+        tolerance: Allowed relative difference; None allows rounding.
+        is_exact: Whether there are runs in float64.
     """
     compared_run = EXACT if is_exact else PLAIN
     ranks = [load_run(file_of(folder, compared_run, rank)) for rank in range(mesh.size)]
     reference = _Run([load_run(file_of(folder, compared_run))], mesh)
     rounded = _Run([load_run(file_of(folder, ROUNDED))], mesh) if file_of(folder, ROUNDED).exists() else None
-    reader = _Reader(reference, rounded, _Run(ranks, mesh), tolerance, is_exact)
+    reader = _Reader(reference, rounded, _Run(ranks, mesh), tolerance=tolerance, is_exact=is_exact)
     entries = [entry for key in reference.keys for entry in reader.compared(key)]
     if is_exact and file_of(folder, PLAIN, 0).exists():
         plain = _Run([load_run(file_of(folder, PLAIN, rank)) for rank in range(mesh.size)], mesh)
         _add_rounding(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
     has_draws = file_of(folder, DRAWS, 0).exists()
     draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
-    return Comparison(mesh, entries, ranks, is_exact, draws, reference=reference.processes[0])
+    return Comparison(
+        mesh=mesh, entries=entries, ranks=ranks, is_exact=is_exact, draws=draws, reference=reference.processes[0]
+    )
 
 
 class _Run:
@@ -133,11 +135,11 @@ class _Run:
         """Return the ranks' values for one call of the reference.
 
         Args:
-            key: key of the tensor.
-            call: number of the reference's call.
-            of: number of the reference's calls.
-            whole: shape of the reference's tensor.
-            names: other names of a tied parameter, which ranks of other stages may use.
+            key: Key of the tensor.
+            call: Number of the reference's call.
+            of: Number of the reference's calls.
+            whole: Shape of the reference's tensor.
+            names: Other names of a tied parameter, which ranks of other stages may use.
         """
         values = []
         for number, records in enumerate(self._calls_of_any_name(key, names)):
@@ -148,6 +150,7 @@ class _Run:
         return _summed(values)
 
     def _calls_of_any_name(self, key: Key, names: Sequence[str]) -> list[list[NumericRecord]]:
+        """Return the records of a key per process, or of the first other name that the process has."""
         calls = list(self.calls(key))
         for name in names:
             others = self.calls((*key[:2], name.rpartition(".")[0], name))
@@ -157,28 +160,31 @@ class _Run:
     def _held(
         self, holder: Holder, record: NumericRecord, value: Tensor, whole: Sequence[int]
     ) -> tuple[HeldValues, DTensorPlace | None]:
+        """Return the value of a holder with what is known of its place: by placements, by the rows of a plain shard,
+        or, for the output of a layer that is sharded by rows, by the rows of its weight."""
         if record.place is not None:
             place = record.place
             inside = [coordinates_of(self._mesh, int(rank)) for rank in place.ranks.flatten()]
             covered = frozenset(axis for axis in self._mesh.axes if len({where[axis] for where in inside}) > 1)
-            return HeldValues(holder, value, place.shape, dtensor_indices(place, holder.rank), covered), place
+            within = dtensor_indices(place, holder.rank)
+            return HeldValues(holder, value, shape=place.shape, within=within, covered=covered), place
         shape = tuple(value.shape)
         within = tuple(torch.arange(size) for size in shape)
         rows = self.processes[holder.rank].rows.get(record.name)
         if rows is not None and record.phase in ("gradient", "optimizer"):
             dim, indices = rows
             fixed = tuple(indices if at == dim else position for at, position in enumerate(within))
-            return HeldValues(holder, value, shape, within, covered=frozenset(), fixed=fixed), None
+            return HeldValues(holder, value, shape=shape, within=within, covered=frozenset(), fixed=fixed), None
         weight = f"{record.module}.weight" if record.module else "weight"
         cut, columns = self.processes[holder.rank].rows.get(weight, (1, torch.arange(0)))
         is_cut = bool(shape and len(whole)) and shape[-1] < whole[-1]
         if cut == 0 and is_cut and len(columns) == shape[-1] and record.phase in ("forward", "backward"):
-            every = {process.rank: process.rows[weight][1] for process in self.processes if weight in process.rows}
-            size = 1 + max(int(index.max()) for index in every.values())
-            return HeldValues(
-                holder, value, (*shape[:-1], size), (*within[:-1], columns), self._sharding_axes(every)
-            ), None
-        return HeldValues(holder, value, shape, within, frozenset()), None
+            by_rank = {process.rank: process.rows[weight][1] for process in self.processes if weight in process.rows}
+            size = 1 + max(int(index.max()) for index in by_rank.values())
+            shape, within = (*shape[:-1], size), (*within[:-1], columns)
+            covered = self._sharding_axes(by_rank)
+            return HeldValues(holder, value, shape=shape, within=within, covered=covered), None
+        return HeldValues(holder, value, shape=shape, within=within, covered=frozenset()), None
 
     def _sharding_axes(self, rows: Mapping[int, Tensor]) -> frozenset[str]:
         """Return the axes along which ranks hold different rows of a parameter."""
@@ -210,16 +216,24 @@ def _summed(parts: Sequence[tuple[HeldValues, DTensorPlace | None]]) -> list[Hel
             key, is_mean = partial[held.holder]
             total = torch.stack([part.value for part in groups[key]]).sum(0)
             value = total / len(groups[key]) if is_mean else total
-            held = HeldValues(held.holder, value, held.shape, held.within, held.covered, held.fixed)
+            held = replace(held, value=value)
         result.append(held)
     return result
 
 
 class _Reader:
-    """Compares the tensors of a key."""
+    """Comparison of the tensors of each key.
+
+    Args:
+        reference: Run of the reference.
+        rounded: Run of the reference with random rounding; None if there is none.
+        ranks: Run of the plan.
+        tolerance: Allowed relative difference; None allows rounding.
+        is_exact: Whether the runs are in float64.
+    """
 
     def __init__(
-        self, reference: _Run, rounded: _Run | None, ranks: _Run, tolerance: float | None, is_exact: bool
+        self, reference: _Run, rounded: _Run | None, ranks: _Run, *, tolerance: float | None, is_exact: bool
     ) -> None:
         self._reference, self._rounded, self._ranks = reference, rounded, ranks
         self._tolerance = tolerance
@@ -228,8 +242,8 @@ class _Reader:
         self._largest: dict[tuple[int, str], float] = {}
         for key in reference.keys:
             scale = max(rms(reference.value(0, record)) for record in reference.calls(key)[0])
-            of = key[:2]
-            self._largest[of] = max(self._largest.get(of, 0.0), scale)
+            step, phase, _, _ = key
+            self._largest[step, phase] = max(self._largest.get((step, phase), 0.0), scale)
 
     def compared(self, key: Key) -> list[Compared]:
         """Return the entries of a key, one per call of the reference."""
@@ -244,16 +258,25 @@ class _Reader:
             is_whole = bool(count) and count % len(wholes) == 0
             held = self._ranks.held(key, call, len(wholes), whole.shape, self._tied_names(key)) if is_whole else []
             if held:
-                entries.append(compare(record, whole, held, allowed, scales=key[1] == "backward"))
+                entries.append(compare(record, whole, held, allowed, scales=record.phase == "backward"))
             else:
-                entries.append(Compared(record, whole, [], allowed, rms(whole)))
+                entries.append(Compared(record=record, whole=whole, parts=[], allowed=allowed, scale=rms(whole)))
         return entries
 
     def _tied_names(self, key: Key) -> tuple[str, ...]:
-        tied = self._reference.processes[0].tied if key[1] in ("gradient", "optimizer") else ()
-        return next((names for names in tied if key[3] in names), ())
+        """Return all names of a tied parameter; empty for another tensor."""
+        _, phase, _, name = key
+        tied = self._reference.processes[0].tied if phase in ("gradient", "optimizer") else ()
+        return next((names for names in tied if name in names), ())
 
     def _allowed(self, key: Key, whole: Tensor, rounded: Tensor | None) -> float:
+        """Return the largest root mean square of a difference that counts as rounding.
+
+        Args:
+            key: Key of the tensor.
+            whole: Values of the reference.
+            rounded: Values of the reference with random rounding; None if there are none.
+        """
         scale = rms(whole)
         if self._tolerance is not None:
             return self._tolerance * scale

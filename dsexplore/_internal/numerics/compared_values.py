@@ -1,4 +1,4 @@
-"""`Compared`: one tensor of the reference beside the parts of it that ranks hold."""
+"""`Compared`: one tensor of the reference, compared with the parts of it that ranks hold."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ class Part:
 
     holder: Holder
     value: Tensor
+    """Values of the rank, in float64."""
     indices: Indices
+    """Indices of the part in the whole tensor."""
     expected: Tensor
+    """Values of the reference at these indices."""
     factor: float
     """Factor that brings the reference's values nearest to the rank's; always 1 except for gradients of outputs."""
     error: float
@@ -42,9 +45,9 @@ class Compared:
 
     record: NumericRecord
     whole: Tensor
-    """The reference's values."""
+    """Values of the reference, in float64."""
     parts: list[Part]
-    """Empty if the ranks' shapes fit no layout; the tensor is not compared then."""
+    """Parts on the ranks, in the layout that agrees best; empty if the shapes fit no layout."""
     allowed: float
     """Largest root mean square of a difference that counts as rounding."""
     scale: float
@@ -104,7 +107,7 @@ def replicas(parts: Sequence[Part]) -> list[list[Part]]:
 
 @dataclass(frozen=True)
 class HeldValues:
-    """The value of a holder before its layout is known."""
+    """The value of a holder, before its place in the whole tensor is known."""
 
     holder: Holder
     value: Tensor
@@ -124,27 +127,33 @@ def compare(
     """Compare the ranks' values with the whole tensor, in the layout in which they agree best.
 
     Args:
-        record: record of the reference.
-        whole: values of the reference in float64.
-        held: values of the ranks.
-        allowed: see `Compared`.
-        scales: whether all values of a rank may differ by one factor.
+        record: Record of the reference.
+        whole: Values of the reference in float64.
+        held: Values of the ranks.
+        allowed: Largest root mean square of a difference that counts as rounding.
+        scales: Whether all values of a rank may differ by one factor.
     """
     tried = []
     for layout in _candidate_layouts(held, whole):
-        parts = [_part(part, layout[part.holder], whole, scales) for part in held]
+        parts = [_part(part, layout[part.holder], whole, scales=scales) for part in held]
         wrong = sum(not part.error <= allowed * abs(part.factor) for part in parts)
         if not wrong:
-            return Compared(record, whole, parts, allowed, rms(whole))
+            return Compared(record=record, whole=whole, parts=parts, allowed=allowed, scale=rms(whole))
         tried.append((wrong, sum(part.error for part in parts), parts))
     tried.sort(key=lambda attempt: attempt[:2])
     alternatives = [parts for _, _, parts in tried]
     return Compared(
-        record, whole, alternatives[0] if alternatives else [], allowed, rms(whole), alternatives=alternatives
+        record=record,
+        whole=whole,
+        parts=alternatives[0] if alternatives else [],
+        allowed=allowed,
+        scale=rms(whole),
+        alternatives=alternatives,
     )
 
 
 def _candidate_layouts(held: Sequence[HeldValues], whole: Tensor) -> list[Layout]:
+    """Return the layouts of the ranks' values that fit the whole tensor; only one if all indices are known."""
     if all(part.fixed is not None for part in held):
         return [{part.holder: part.fixed for part in held if part.fixed is not None}]
     shapes = {part.holder: part.shape for part in held}
@@ -156,12 +165,14 @@ def _candidate_layouts(held: Sequence[HeldValues], whole: Tensor) -> list[Layout
     ]
 
 
-def _part(values: HeldValues, indices: Indices, whole: Tensor, scales: bool) -> Part:
+def _part(held: HeldValues, indices: Indices, whole: Tensor, *, scales: bool) -> Part:
+    """Return the part of a rank at these indices of the whole, with its error; infinite if the shape is another."""
     expected = block(whole, indices)
-    if expected.shape != values.value.shape:
-        return Part(values.holder, values.value, indices, expected, factor=1.0, error=math.inf)
-    factor = factor_between(values.value, expected) if scales else 1.0
-    return Part(values.holder, values.value, indices, expected, factor, error=rms(values.value - expected * factor))
+    factor, error = 1.0, math.inf
+    if expected.shape == held.value.shape:
+        factor = factor_between(held.value, expected) if scales else 1.0
+        error = rms(held.value - expected * factor)
+    return Part(holder=held.holder, value=held.value, indices=indices, expected=expected, factor=factor, error=error)
 
 
 def factor_between(value: Tensor, expected: Tensor) -> float:

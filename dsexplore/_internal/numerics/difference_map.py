@@ -1,10 +1,10 @@
 """`DifferenceMap`: where in a tensor the ranks' values differ, as a small table of cells with the shards' outlines.
 
-Two dims of the tensor are shown: those that ranks cut, else the last one and the one before. Cells hold the largest
-difference over what they cover, over all other dims and over all ranks that hold it.
+Two dims of the tensor are shown: sharded ones, and then the last ones. A cell has the largest difference of the
+elements that it covers, over all other dims and over all ranks that hold them.
 
-Worked example: an output of 8 × 16 × 32 cut in its dim 1 by four ranks is a map of dims 1 and 2, 16 × 32 cells, with
-an outline around rows 0 to 3, which rank 0 holds, around 4 to 7, and so on.
+Worked example: an output of 8 × 16 × 32, sharded along dim 1 over four ranks, is a map of dims 1 and 2 with 16 × 32
+cells and an outline for each rank: around rows 0 to 3 for rank 0, around rows 4 to 7 for rank 1, and so on.
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ MOST_ROWS, MOST_COLUMNS = 24, 64
 
 @dataclass(frozen=True)
 class HeldBlock:
-    """What some ranks hold of a tensor, in cells of a map; ends are exclusive."""
+    """A block of a tensor that some ranks hold, in cells of a map."""
 
     rows: tuple[float, float]
+    """First row, and the row after the last one."""
     columns: tuple[float, float]
+    """First column, and the column after the last one."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class DifferenceMap:
-    """Where in a tensor the numbers of ranks differ from the reference's."""
+    """The differences of the ranks' values from the reference's, by place in a tensor."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     dims: tuple[int, int]
     """Dims that are shown, down and across; the first is -1 for a tensor of one dim."""
     errors: tuple[tuple[float, ...], ...]
-    """A row of cells each: the largest difference relative to the tensor's root mean square; NaN where nothing is
-    held."""
+    """Rows of cells: the largest difference, relative to the tensor's root mean square; NaN where no rank holds an
+    element."""
     allowed: float
-    """What rounding may do, relative to the same, over the whole tensor."""
+    """Largest difference that rounding may make, relative to the tensor's root mean square."""
     blocks: tuple[HeldBlock, ...]
-    """What each set of replicas holds; a rank that holds several stretches of a dim has a block of each."""
+    """A block for each set of replicas; ranks that hold several ranges of a dim have a block for each range."""
 
 
 def difference_map(entry: Compared) -> DifferenceMap | None:
-    """Return the map of a tensor that was compared; None where there is nothing to draw."""
+    """Return the map of a compared tensor; None if it has no elements, one element, or is not compared by value."""
     whole = entry.whole if entry.whole.dim() else entry.whole.view(1)
     if not entry.parts or not whole.numel() or not entry.scale or not entry.whole.dim():
         return None
@@ -62,31 +64,31 @@ def difference_map(entry: Compared) -> DifferenceMap | None:
         at = torch.meshgrid(*part.indices, indexing="ij")
         worst[at] = torch.fmax(worst[at], error)
     table = _reduce_other_dims(worst, dims)
-    sizes = table.shape
-    cells = min(sizes[0], MOST_ROWS), min(sizes[1], MOST_COLUMNS)
-    rows = [_most(table[start:end], 0) for start, end in _bins(sizes[0], cells[0])]
-    joined = torch.stack(rows)
-    columns = torch.stack([_most(joined[:, start:end], 1) for start, end in _bins(sizes[1], cells[1])], 1)
-    scales = cells[0] / sizes[0], cells[1] / sizes[1]
+    height, width = table.shape
+    row_count, column_count = min(height, MOST_ROWS), min(width, MOST_COLUMNS)
+    rows = torch.stack([_most(table[start:end], 0) for start, end in _bins(height, row_count)])
+    cells = torch.stack([_most(rows[:, start:end], 1) for start, end in _bins(width, column_count)], 1)
     return DifferenceMap(
-        tuple(entry.whole.shape),
-        dims,
-        tuple(tuple(row) for row in columns.tolist()),
-        entry.allowed / entry.scale,
-        tuple(_blocks(entry.parts, dims, scales)),
+        shape=tuple(entry.whole.shape),
+        dims=dims,
+        errors=tuple(tuple(row) for row in cells.tolist()),
+        allowed=entry.allowed / entry.scale,
+        blocks=tuple(_blocks(entry.parts, dims, scales=(row_count / height, column_count / width))),
     )
 
 
 def _shown_dims(whole: Tensor, parts: Sequence[Part]) -> tuple[int, int]:
+    """Return two dims in ascending order: sharded ones first, then the last ones; (-1, 0) for a tensor of one dim."""
     if whole.dim() == 1:
         return -1, 0
-    cut = [dim for dim in range(whole.dim()) if any(len(part.indices[dim]) < whole.shape[dim] for part in parts)]
-    rest = [dim for dim in (whole.dim() - 1, *range(whole.dim() - 2, -1, -1)) if dim not in cut]
-    first, second = sorted([*cut, *rest][:2])
+    sharded = [dim for dim in range(whole.dim()) if any(len(part.indices[dim]) < whole.shape[dim] for part in parts)]
+    others = [dim for dim in reversed(range(whole.dim())) if dim not in sharded]
+    first, second = sorted([*sharded, *others][:2])
     return first, second
 
 
 def _reduce_other_dims(worst: Tensor, dims: tuple[int, int]) -> Tensor:
+    """Return the largest differences over all other dims, as a table of the two dims."""
     if dims[0] < 0:
         return worst.view(1, -1)
     rows_first = worst.movedim(dims, (0, 1)).flatten(2) if worst.dim() > 2 else worst[..., None]
@@ -94,23 +96,25 @@ def _reduce_other_dims(worst: Tensor, dims: tuple[int, int]) -> Tensor:
 
 
 def _most(values: Tensor, dim: int) -> Tensor:
-    """Return the largest values along a dim, without those that are NaN; NaN where all are."""
+    """Return the largest values along a dim, ignoring NaN; NaN where all are NaN."""
     largest = values.nan_to_num(nan=-1.0, posinf=math.inf).amax(dim)
     return torch.where(largest < 0, math.nan, largest)
 
 
 def _bins(size: int, count: int) -> list[tuple[int, int]]:
+    """Return start and end of `count` ranges of nearly equal length that cover `size` positions."""
     return [(size * at // count, size * (at + 1) // count) for at in range(count)]
 
 
 def _blocks(parts: Sequence[Part], dims: tuple[int, int], scales: tuple[float, float]) -> list[HeldBlock]:
+    """Return the blocks that ranks hold; `scales` are cells per element, down and across."""
     ranks_of_block: dict[tuple[tuple[float, float], tuple[float, float]], set[int]] = {}
     for group in replicas(parts):
         ranks = {part.holder.rank for part in group}
         indices = group[0].indices
-        down = [(0, 1)] if dims[0] < 0 else _stretches(indices[dims[0]])
-        for rows in down:
-            for columns in _stretches(indices[dims[1]]):
+        row_ranges = [(0, 1)] if dims[0] < 0 else _ranges(indices[dims[0]])
+        for rows in row_ranges:
+            for columns in _ranges(indices[dims[1]]):
                 place = (
                     (rows[0] * scales[0], rows[1] * scales[0]),
                     (columns[0] * scales[1], columns[1] * scales[1]),
@@ -119,8 +123,8 @@ def _blocks(parts: Sequence[Part], dims: tuple[int, int], scales: tuple[float, f
     return [HeldBlock(rows, columns, tuple(sorted(ranks))) for (rows, columns), ranks in sorted(ranks_of_block.items())]
 
 
-def _stretches(index: Tensor) -> list[tuple[int, int]]:
-    """Return the ranges that make up an index, in ascending order."""
+def _ranges(index: Tensor) -> list[tuple[int, int]]:
+    """Return the ranges of consecutive numbers in an index, in ascending order."""
     ordered = index.sort().values
     if not len(ordered):
         return []

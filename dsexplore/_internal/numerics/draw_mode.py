@@ -1,7 +1,7 @@
-"""`DrawMode`: sees what a program draws at random inside of its modules, in forward and where that is computed again.
+"""`DrawMode`: report the random draws of a program inside its modules, in forward and in its recomputation.
 
-Of dropout it sees the elements that were set to zero, of other functions what they return. Attention drops weights that
-nobody sees: of it, the state of the generator with which it drew.
+A draw of dropout is the mask of the elements that it set to zero, a draw of another function is its result. The weights
+that attention drops cannot be seen, so its draw is the state of the generator before the call.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dsexplore._internal.torch_internals.patches import Entry, Patch
 
 
 class DrawMode(TorchFunctionMode):
-    """Reports what random functions draw.
+    """Function mode that reports the draws of random functions.
 
     Args:
-        report: called with a function's name and what it drew, after each call that draws.
+        report: Function that is called with the name of a random function and its draw, after each call.
     """
 
     def __init__(self, report: Callable[[str, Tensor], None]) -> None:
@@ -38,8 +38,8 @@ class DrawMode(TorchFunctionMode):
         if func in ATTENTION and dropped_share(func, args, kwargs):
             self._report(func.__name__, torch.get_rng_state())
         if func in DROPOUTS and dropped_share(func, args, kwargs):
-            given = args[0] if args else kwargs["input"]
-            was_zero = given == 0  # before it, as it may work in place
+            tensor = args[0] if args else kwargs["input"]
+            was_zero = tensor == 0  # before the call, which may be in place
             result = func(*args, **kwargs)
             self._report(func.__name__, (result == 0) & ~was_zero)
             return result
@@ -52,9 +52,9 @@ class DrawMode(TorchFunctionMode):
 PATCHES: tuple[Entry, ...] = (
     Patch(
         RUN_BACKWARD,
-        "torch takes modes off while it runs, in which what checkpointing computes again draws",
+        "torch disables modes while it runs, and the recomputation of checkpoints draws there",
         lambda original, parts: inside_mode(parts[DrawMode], original),
         by_code=True,
     ),
 )
-"""Functions that are replaced while draws are looked at."""
+"""Functions that are replaced while draws are reported."""

@@ -1,4 +1,4 @@
-"""``expect_same_numbers``: a test that fails where a parallel plan computes other numbers than the model."""
+"""``expect_same_numbers``: a test that fails if a parallel plan computes other numbers than the model."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def expect_same_numbers(
     """Fail unless a parallel plan computes what the model computes on one process, up to rounding.
 
     Args:
-        reference: see `compare_numerics`.
-        parallel: see `compare_numerics`.
-        world_size: number of ranks; None for those of the mesh.
-        mesh: their axes, outermost first.
-        steps: number of steps to compare.
-        tolerance: relative difference that is allowed; None, the default, allows what rounding does.
-        timeout: see `compare_numerics`.
+        reference: Function that returns the model and its training step, see `compare_numerics`.
+        parallel: Function that returns a rank's model and its training step, see `compare_numerics`.
+        world_size: Number of ranks; None for that of the mesh.
+        mesh: Axes of the ranks, outermost first.
+        steps: Number of steps to compare.
+        tolerance: Relative difference that is allowed; None allows as much as rounding makes.
+        timeout: Seconds for the ranks to run.
 
     Returns:
-        the report, if the numbers are the same.
+        The report, if the numbers are the same.
 
     Raises:
-        ExpectationError: where the numbers first part, and what it looks like.
-        UsageError: see `compare_numerics`.
+        ExpectationError: the numbers differ; the message says where they first do, and the likely reason.
+        UsageError: the mesh does not have ``world_size`` ranks, or a function returns something else.
         RanksFailedError: the reference or a rank raised or hung.
     """
     report = compare_numerics(

@@ -46,23 +46,26 @@ class FirstDifference:
     """Name of the parameter, or ``output``; ``parameters`` for all parameters."""
     step: int
     ranks: tuple[int, ...]
+    """Ranks whose numbers differ."""
     match: Match | None
-    """Reason of the difference; None if no rule matches."""
+    """Likely reason of the difference; None if no rule matches."""
     error: float
     """Largest relative error of a rank."""
 
 
 def first_difference(comparison: Comparison) -> FirstDifference | None:
-    """Return where the numbers first differ by more than rounding; None where they are the same."""
+    """Return where the numbers first differ by more than rounding; None if they are the same."""
+    searches = (
+        _start_difference,
+        _forward_difference,
+        _recomputation_difference,
+        _backward_difference,
+        _parameter_difference,
+    )
     for step in comparison.steps:
         if _is_wrong(comparison, step):
-            return (
-                _start_difference(comparison, step)
-                or _forward_difference(comparison, step)
-                or next((_draw_difference(step, draw) for draw in wrong_recomputation(comparison, step)), None)
-                or _backward_difference(comparison, step)
-                or _parameter_difference(comparison, step)
-            )
+            differences = (search(comparison, step) for search in searches)
+            return next((difference for difference in differences if difference is not None), None)
     return next((_draw_difference(step, draw) for step, draw in wrong_draws(comparison)), None)
 
 
@@ -73,21 +76,33 @@ def _is_wrong(comparison: Comparison, step: int) -> bool:
     if any(not entry.is_right for entry in parameters):
         return True
     if not gradients and not any(entry.scale for entry in parameters):
-        return any(not e.is_right for e in comparison.of("forward", step) if not e.record.module)
-    # Optimizers that hold shards may reduce after the optimizer's hook: their reduction is not missing.
-    return any((match := explain(e, comparison)) is None or match.reason != "missing reduction" for e in wrong)
+        outputs = [entry for entry in comparison.of("forward", step) if not entry.record.module]
+        return any(not entry.is_right for entry in outputs)
+    # Optimizers with shards may reduce gradients after the hook that records them, so this reduction is not missing.
+    matches = (explain(entry, comparison) for entry in wrong)
+    return any(match is None or match.reason != "missing reduction" for match in matches)
 
 
 def _difference(entry: Compared, match: Match | None, ranks: tuple[int, ...] = ()) -> FirstDifference:
+    """Return the difference of an entry, on `ranks`, or else on its wrong ranks, or else on all that hold it."""
     record = entry.record
     wrong = ranks or entry.wrong_ranks or tuple(sorted({part.holder.rank for part in entry.parts}))
     error = entry.relative_error()
     if entry.is_right:  # up to a factor
         error = max(abs(part.factor - 1) for part in entry.parts)
-    return FirstDifference(record.phase, record.module, record.name, record.step, ranks=wrong, match=match, error=error)
+    return FirstDifference(
+        phase=record.phase,
+        module=record.module,
+        name=record.name,
+        step=record.step,
+        ranks=wrong,
+        match=match,
+        error=error,
+    )
 
 
 def _start_difference(comparison: Comparison, step: int) -> FirstDifference | None:
+    """Return the difference of parameters that are not synchronized before the first step."""
     names = unsynchronized(comparison)
     if not names:
         return None
@@ -110,6 +125,10 @@ def _start_difference(comparison: Comparison, step: int) -> FirstDifference | No
 
 
 def _forward_difference(comparison: Comparison, step: int) -> FirstDifference | None:
+    """Return the first wrong output, see the module's docstring.
+
+    ``chain`` has the wrong outputs that no right output has completed yet.
+    """
     entries = comparison.of("forward", step)
     right = {entry.record.module for entry in entries} - {e.record.module for e in entries if not e.is_right}
     chain: list[tuple[Compared, Match]] = []
@@ -142,25 +161,33 @@ def _upstream_of(entry: Compared, upstream: dict[str, set[str]]) -> set[str] | N
     return before
 
 
+def _recomputation_difference(comparison: Comparison, step: int) -> FirstDifference | None:
+    """Return the first module whose recomputation draws another mask of dropout than its forward."""
+    draw = next(wrong_recomputation(comparison, step), None)
+    return None if draw is None else _draw_difference(step, draw)
+
+
 def _backward_difference(comparison: Comparison, step: int) -> FirstDifference | None:
-    odd = {entry.record.module for entry in comparison.of("forward", step) if not entry.is_right}
-    data = _data_axes(comparison, step)
+    """Return the first wrong gradient of a right output, see the module's docstring."""
+    wrong_forward = {entry.record.module for entry in comparison.of("forward", step) if not entry.is_right}
+    data_axes = _data_axes(comparison, step)
     scale: float | None = None
     for entry in comparison.of("backward", step):
-        if entry.record.module in odd:
+        if entry.record.module in wrong_forward:
             continue
         factor = common_factor(entry.parts, entry)
         if factor is not None:
-            scale = factor if scale is None else scale
+            if scale is None:
+                scale = factor
             if is_close(factor, scale) or _is_zero(entry):
                 continue
         elif entry.is_right and _is_zero(entry):
             continue
         outermost = _outermost(entry, comparison.of("backward", step))
-        if scale is not None and _is_scaled_sum(outermost, data, scale):
+        if scale is not None and _is_scaled_sum(outermost, data_axes, scale):
             continue
         match = explain(outermost, comparison)
-        if match is not None and match.axes and set(match.axes) <= data:
+        if match is not None and match.axes and set(match.axes) <= data_axes:
             continue  # a partial sum over data ranks, which the gradient reduction completes
         if match is not None and match.reason in COMPLETED_LATER and _is_reduced_upstream(entry, comparison, scale):
             continue  # reduced before the inputs of this output; gradients of parameters are checked next
@@ -171,16 +198,18 @@ def _backward_difference(comparison: Comparison, step: int) -> FirstDifference |
 def _is_reduced_upstream(entry: Compared, comparison: Comparison, scale: float | None) -> bool:
     """Return True if the gradients of all outputs that this one is computed from are right, up to the loss scale."""
     step, module = entry.record.step, entry.record.module
-    sources = {s for e in comparison.of("forward", step) if e.record.module == module for s in e.record.sources or ()}
-    of_sources = [e for e in comparison.of("backward", step) if e.record.module in sources]
-    return (
-        bool(sources)
-        and {e.record.module for e in of_sources} == sources
-        and all(
-            _is_zero(e) or ((factor := common_factor(e.parts, e)) is not None and is_close(factor, scale or 1.0))
-            for e in of_sources
-        )
-    )
+    sources: set[str] = set()
+    for output in comparison.of("forward", step):
+        if output.record.module == module:
+            sources.update(output.record.sources or ())
+    gradients = [gradient for gradient in comparison.of("backward", step) if gradient.record.module in sources]
+    if not sources or {gradient.record.module for gradient in gradients} != sources:
+        return False
+    for gradient in gradients:
+        factor = common_factor(gradient.parts, gradient)
+        if not _is_zero(gradient) and (factor is None or not is_close(factor, scale or 1.0)):
+            return False
+    return True
 
 
 def _is_scaled_sum(entry: Compared, axes: set[str], scale: float) -> bool:
@@ -209,10 +238,12 @@ def _outermost(entry: Compared, entries: Sequence[Compared]) -> Compared:
 
 
 def _is_zero(entry: Compared) -> bool:
+    """Return True if the reference's values are zero up to rounding."""
     return entry.scale <= entry.allowed
 
 
 def _parameter_difference(comparison: Comparison, step: int) -> FirstDifference | None:
+    """Return the first wrong gradient or parameter, or that of all parameters if they have one reason."""
     for phase in ("gradient", "optimizer"):
         entries = comparison.of(phase, step)
         wrong = [(entry, explain(entry, comparison)) for entry in reversed(entries) if not entry.is_right]
@@ -223,7 +254,7 @@ def _parameter_difference(comparison: Comparison, step: int) -> FirstDifference 
             ranks = tuple(sorted({rank for entry, _ in wrong for rank in entry.wrong_ranks}))
             error = max(entry.relative_error() for entry, _ in wrong)
             return FirstDifference(
-                entry.phase, module="", name="parameters", step=step, ranks=ranks, match=match, error=error
+                phase=entry.phase, module="", name="parameters", step=step, ranks=ranks, match=match, error=error
             )
         return _difference(*wrong[0])
     return None
@@ -238,5 +269,11 @@ def _have_same_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Compare
 
 def _draw_difference(step: int, draw: WrongDraw) -> FirstDifference:
     return FirstDifference(
-        draw.phase, draw.module, name="output", step=step, ranks=draw.ranks, match=draw.match, error=float("nan")
+        phase=draw.phase,
+        module=draw.module,
+        name="output",
+        step=step,
+        ranks=draw.ranks,
+        match=draw.match,
+        error=float("nan"),
     )

@@ -1,4 +1,4 @@
-"""`NumericsReport`: whether a parallel plan computes what the model computes, and where it first does not."""
+"""`NumericsReport`: the result of `compare_numerics`, with its sentences and its table."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from dsexplore._internal.units import format_count, format_ranks
 TENSORS: dict[str, pl.DataType] = {
     "step": pl.Int32(),
     "phase": pl.String(),
-    "module": pl.String(),  # path; empty for the model itself
+    "module": pl.String(),  # path of the module; empty for the model itself
     "name": pl.String(),  # output, or the parameter
-    "call": pl.Int32(),  # of the module in this step
-    "compared": pl.Boolean(),  # false where the ranks' shapes fit the reference's in no layout
-    "same": pl.Boolean(),  # true where no rank differs by more than rounding; parts of a sum are not the same
+    "call": pl.Int32(),  # number of the module's call in this step
+    "compared": pl.Boolean(),  # false if the ranks' shapes fit the reference's in no layout
+    "same": pl.Boolean(),  # true if no rank differs by more than rounding; parts of a sum are not the same
     "error": pl.Float64(),  # largest difference of a rank in the compared runs, relative to the reference's RMS
-    "allowed": pl.Float64(),  # what rounding may do in these runs, relative to the same
-    "measured": pl.Float64(),  # the same in the program's own dtypes, against the reference in float64; null: unknown
-    "rounding": pl.Float64(),  # of the reference in the program's own dtypes against float64; null: unknown
-    "ranks": pl.List(pl.Int32()),  # those that differ by more than rounding
+    "allowed": pl.Float64(),  # largest difference that rounding may make in these runs, relative to the same
+    "measured": pl.Float64(),  # error in the program's own dtypes, against the reference in float64; null: unknown
+    "rounding": pl.Float64(),  # error of the reference in the program's own dtypes against float64; null: unknown
+    "ranks": pl.List(pl.Int32()),  # ranks that differ by more than rounding
 }
 """Columns of `NumericsReport.to_frame`: one row per tensor of the reference, in program order."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NumericsReport(Result):
-    """Whether a plan's numbers are the model's, and where they first part beyond rounding."""
+    """Comparison of a plan's numbers with the model's, and the place where they first differ by more than rounding."""
 
     _INTERNAL = frozenset({"conclusion"})
 
     same: bool
-    """True if the gradients of parameters, and what optimizers made of these, differ by no more than rounding."""
+    """True if gradients of parameters and updated parameters differ by no more than rounding."""
     conclusion: str
     """The text of `verdict`."""
     tensors: pl.DataFrame
@@ -51,21 +51,21 @@ class NumericsReport(Result):
     """The mesh as text."""
     world_size: int
     module: str | None = None
-    """Path of the first module whose numbers part; empty for the model itself, None where they are the same."""
+    """Path of the first module whose numbers differ; empty for the model itself, None if all are the same."""
     phase: Phase | None = None
-    """Where in the step: forward, backward, gradient or optimizer."""
+    """Phase of the first difference: forward, backward, gradient or optimizer; None if all numbers are the same."""
     ranks: tuple[int, ...] = ()
-    """The ranks whose numbers part there."""
+    """Ranks whose numbers differ there."""
     reason: Reason | None = None
-    """What it looks like, a word of `numerics.reasons.match.Reason`; None where no rule fits."""
+    """Likely reason, a word of `numerics.reasons.match.Reason`; None if no rule fits."""
     step: int | None = None
-    """The step of the difference, from 0."""
+    """Step of the first difference, from 0; None if all numbers are the same."""
     parameter: str | None = None
-    """The parameter, in the phases gradient and optimizer."""
+    """Name of the parameter that differs, in the phases gradient and optimizer; None in others, or for several."""
     change: str = ""
-    """The change to try; empty where none is known."""
+    """Change to try; empty if none is known."""
     difference: DifferenceMap | None = None
-    """Where the tensor differs in which the numbers first part; None where they are the same, or in dropout's draws."""
+    """Map of the tensor that first differs; None if all are the same, or if only draws of dropout differ."""
     notes: tuple[str, ...] = ()
     """Limits of the comparison."""
 
@@ -76,7 +76,7 @@ class NumericsReport(Result):
         return f"<NumericsReport: {self.conclusion}>"
 
     def verdict(self) -> str:
-        """Return whether the numbers are the same; if not, where they part first, why, and the change to try."""
+        """Return whether the numbers are the same; if not, where they first differ, why, and the change to try."""
         return self.conclusion
 
     def lines(self) -> list[str]:
@@ -89,7 +89,13 @@ class NumericsReport(Result):
 
 
 def report_of(comparison: Comparison, difference: FirstDifference | None, notes: tuple[str, ...]) -> NumericsReport:
-    """Return the report on a comparison."""
+    """Return the report on a comparison.
+
+    Args:
+        comparison: The compared tensors.
+        difference: First difference; None if the numbers are the same.
+        notes: Limits of the comparison, as sentences.
+    """
     model = next((record.model for record in comparison.ranks if record.model), "model")
     frame = tensors_of(comparison)
     skipped = frame.filter(~pl.col("compared"))["module"].n_unique()
@@ -122,7 +128,7 @@ def report_of(comparison: Comparison, difference: FirstDifference | None, notes:
 
 
 def _difference_map(comparison: Comparison, difference: FirstDifference) -> DifferenceMap | None:
-    """Return the map of the tensor that a report names; of all parameters, of the one that differs most."""
+    """Return the map of the tensor that a report names; for all parameters, of the one that differs most."""
     entries = [
         entry
         for entry in comparison.of(difference.phase, difference.step)
@@ -136,7 +142,7 @@ def _difference_map(comparison: Comparison, difference: FirstDifference) -> Diff
 
 
 def tensors_of(comparison: Comparison) -> pl.DataFrame:
-    """Return one row per tensor of the reference."""
+    """Return one row per tensor of the reference, with the columns `TENSORS`."""
     rows = []
     for entry in comparison.entries:
         record, scale = entry.record, entry.scale
@@ -160,6 +166,7 @@ def tensors_of(comparison: Comparison) -> pl.DataFrame:
 
 
 def _same(comparison: Comparison, model: str, frame: pl.DataFrame) -> str:
+    """Return the verdict on a plan that computes the same numbers."""
     precision = "in float64" if comparison.is_exact else "in the program's own dtypes"
     compared = frame.filter(pl.col("compared")).height
     return (
@@ -169,6 +176,7 @@ def _same(comparison: Comparison, model: str, frame: pl.DataFrame) -> str:
 
 
 def _place(comparison: Comparison, difference: FirstDifference, model: str) -> str:
+    """Return the sentence on where the numbers first differ."""
     what = place_of(difference.phase, difference.module, difference.name, model)
     ranks = "all ranks" if len(difference.ranks) == comparison.mesh.size > 1 else format_ranks(difference.ranks)
     return (
@@ -178,7 +186,7 @@ def _place(comparison: Comparison, difference: FirstDifference, model: str) -> s
 
 
 def place_of(phase: Phase, path: str, name: str, model: str) -> str:
-    """Return the clause that says which tensor differs; ``parameters`` are those of the whole model."""
+    """Return the clause that says which tensor differs; the name ``parameters`` stands for those of the whole model."""
     module = f"{model}.{path}" if path else model
     is_single = name != "parameters"
     return {
@@ -190,18 +198,19 @@ def place_of(phase: Phase, path: str, name: str, model: str) -> str:
 
 
 def size_of(error: float) -> str:
-    """Return by how much a tensor differs, as the end of a clause; empty where that is not a number."""
+    """Return by how much a tensor differs, as the end of a clause; empty if the error is not finite."""
     return f" by {share_text(error)}{' of' if error < 10 else ''} its size" if math.isfinite(error) else ""
 
 
 def share_text(error: float) -> str:
-    """Return a relative difference: ``3.2e-05``, ``24 %`` or ``12 times``."""
+    """Return a relative difference as text: ``3.2e-05``, ``24 %`` or ``12 times``."""
     if error >= 10:
         return f"{error:,.0f} times" if error < 1e6 else f"{error:.2g} times"
     return f"{float(f'{100 * error:.2g}'):g} %" if error >= 0.001 else f"{error:.2g}"
 
 
 def _looks(difference: FirstDifference) -> str:
+    """Return the sentence on the likely reason of a difference, with the change to try."""
     if difference.match is None:
         return "It parts here, reason unknown."
     looks = difference.match.looks_like

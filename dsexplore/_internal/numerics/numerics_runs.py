@@ -1,4 +1,4 @@
-"""What a process runs: the reference, and each rank of the parallel program, in several precisions one by one."""
+"""Run the reference, and each rank of the parallel program, in several precisions, and save their records."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from dsexplore._internal.numerics.observed_run import ObservedRun, Rounding, loc
 from dsexplore._internal.torch_internals.patches import Parts, Patches, install_all
 
 Program: TypeAlias = Callable[..., tuple[nn.Module, Callable[[], Any]]]
-"""Returns a model and a function that trains it for one step."""
+"""Function that returns a model and a function that trains it for one step."""
 SEED = 0
 
 EXACT, ROUNDED, PLAIN, DRAWS = "exact", "rounded", "plain", "draws"
-"""In float64; the same with other roundings; in the program's own dtypes; these with dropout, whose draws are kept."""
+"""Runs: in float64; in float64 with random rounding; in the program's own dtypes; in these with dropout."""
 AGAIN = "again"
-"""A run of the reference like another one."""
+"""Name of the files of a repeated run of the reference."""
 
 
 def file_of(folder: Path, run: str, rank: int | None = None) -> Path:
-    """Return the file of one process's record: of a rank, or of the reference."""
+    """Return the file with the records of a rank in a run, or of the reference if `rank` is None."""
     return folder / f"{run}-{'reference' if rank is None else rank}.pt"
 
 
 REFERENCE_RUNS = ((EXACT,), (ROUNDED, PLAIN))
-"""The runs of the reference, by process: together they take as long as the longer ones."""
+"""Runs of the reference in each of two processes, which run at the same time."""
 
 
 def play_reference(program: Program, steps: int, folder: Path) -> str:
-    """Run the reference in float64; in another process in float64 with other roundings, and in its own dtypes.
+    """Run the reference in the runs of this process, `REFERENCE_RUNS`.
 
     Returns:
-        why it does not run in float64; empty if it does.
+        The error that keeps it from running in float64; empty if it runs.
     """
     problem = ""
     for run in REFERENCE_RUNS[int(os.environ["RANK"])]:
@@ -62,7 +62,7 @@ def play_reference(program: Program, steps: int, folder: Path) -> str:
 
 
 def play_again(program: Program, steps: int, folder: Path, run: str) -> None:
-    """Run the reference as in one of its runs, and record it as that of this process."""
+    """Repeat a run of the reference in this process, and save it as `AGAIN` under the process's rank."""
     _play(
         program, arguments=(), steps=steps, run=run, weights=None, file=file_of(folder, AGAIN, int(os.environ["RANK"]))
     )
@@ -72,22 +72,23 @@ def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequ
     """Run a rank of the parallel program several times, and once more with dropout if a rank draws random numbers.
 
     Args:
-        program: called with the mesh.
-        mesh: axes of the world.
-        steps: to train.
-        folder: of all records.
-        runs: `EXACT`, `PLAIN` or both; the ranks get the initial weights of the reference's run of that name.
+        program: Function that is called with the mesh.
+        mesh: Axes of the world.
+        steps: Number of steps to train.
+        folder: Folder of all records.
+        runs: `EXACT`, `PLAIN` or both; a rank gets the initial weights of the reference in the same run.
     """
     draws = False
     for run in runs:
-        draws |= _play_on_mesh(program, mesh, steps, folder, run, weights=run)
-    draw = torch.tensor(int(draws))
-    dist.all_reduce(draw, dist.ReduceOp.MAX)
-    if draw:
+        draws |= _play_on_mesh(program, mesh, steps, folder, run=run, weights=run)
+    any_rank_draws = torch.tensor(int(draws))
+    dist.all_reduce(any_rank_draws, dist.ReduceOp.MAX)
+    if any_rank_draws:
         _play_on_mesh(program, mesh, steps, folder, run=DRAWS, weights=PLAIN)
 
 
-def _play_on_mesh(program: Program, mesh: Mesh, steps: int, folder: Path, run: str, weights: str) -> bool:
+def _play_on_mesh(program: Program, mesh: Mesh, steps: int, folder: Path, *, run: str, weights: str) -> bool:
+    """Run the parallel program with the initial weights of the reference's run `weights`; return as `_play`."""
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes)
     initial = load_run(file_of(folder, weights)).start
     return _play(
@@ -108,19 +109,28 @@ def _play(
     weights: dict[str, Tensor] | None,
     file: Path,
 ) -> bool:
-    """Run a program, write its record, and return True if its model draws random numbers in training."""
+    """Run a program, save its records, and return True if its model draws random numbers in training.
+
+    Args:
+        program: The program.
+        arguments: The mesh for a rank of the plan; empty for the reference.
+        steps: Number of steps to train.
+        run: Kind of the run, such as `EXACT`.
+        weights: Initial weights by name of the parameter; None to use the program's own.
+        file: File to save to.
+    """
     record = RunRecord(rank=dist.get_rank() if arguments else 0)
     with ExitStack() as stack:
         mode = ComparedMode(exact=run in (EXACT, ROUNDED))
         draws = DrawMode(lambda function, values: observed.record_draw(function, values))
         patches = Patches()
         stack.callback(patches.undo)
-        of_mode = draw_mode.PATCHES if run == DRAWS else compared_mode.PATCHES
-        install_all(of_mode, {"always"}, patches, Parts(mode, draws))
+        table = draw_mode.PATCHES if run == DRAWS else compared_mode.PATCHES
+        install_all(table, {"always"}, patches, Parts(mode, draws))
         if run != DRAWS:
             stack.enter_context(mode)
         torch.manual_seed(SEED)
-        model, step = _made(program, arguments)
+        model, step = _model_and_step(program, arguments)
         names = put_in(model, weights, record) if weights is not None else {}
         rounding = Rounding() if run == ROUNDED else None
         observed = ObservedRun(
@@ -148,12 +158,17 @@ def _play(
     return mode.draws
 
 
-def _made(program: Program, arguments: tuple[DeviceMesh, ...]) -> tuple[nn.Module, Callable[[], Any]]:
-    made = program(*arguments)
+def _model_and_step(program: Program, arguments: tuple[DeviceMesh, ...]) -> tuple[nn.Module, Callable[[], Any]]:
+    """Call the program and check what it returns.
+
+    Raises:
+        UsageError: it does not return a model and a function.
+    """
+    result = program(*arguments)
     name = getattr(program, "__name__", "the program")
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise UsageError(f"{name}() returned {type(made).__name__}: return (model, step)")
-    model, step = made
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UsageError(f"{name}() returned {type(result).__name__}: return (model, step)")
+    model, step = result
     if not isinstance(model, nn.Module) or not callable(step):
         raise UsageError(
             f"{name}() returned ({type(model).__name__}, {type(step).__name__}): return a torch.nn.Module and a "
@@ -163,6 +178,7 @@ def _made(program: Program, arguments: tuple[DeviceMesh, ...]) -> tuple[nn.Modul
 
 
 def _start(model: nn.Module, names: dict[str, str], rounding: Rounding | None) -> dict[str, Tensor]:
+    """Return {name: initial value} of the parameters, after rounding them in place if asked."""
     weights = {}
     for name, parameter in parameters_of(plain_model(model), names):
         if rounding is not None:
@@ -173,7 +189,8 @@ def _start(model: nn.Module, names: dict[str, str], rounding: Rounding | None) -
 
 
 def _tied(model: nn.Module, names: dict[str, str]) -> tuple[tuple[str, ...], ...]:
+    """Return all names of each parameter that has several."""
     by_parameter: dict[int, list[str]] = {}
     for name, parameter in parameters_of(plain_model(model), names):
         by_parameter.setdefault(id(parameter), []).append(name)
-    return tuple(tuple(every) for every in by_parameter.values() if len(every) > 1)
+    return tuple(tuple(tied) for tied in by_parameter.values() if len(tied) > 1)

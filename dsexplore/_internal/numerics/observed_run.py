@@ -26,7 +26,7 @@ MOST_OUTPUTS = 4
 
 
 class Rounding:
-    """Random rounding: changes each value by one unit in the last place, as another order of summation may."""
+    """Random rounding, which changes each value by one unit in the last place, as another order of summation may."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
@@ -40,15 +40,15 @@ class Rounding:
 
 
 class ObservedRun:
-    """Records outputs of modules, gradients and parameters of each step.
+    """Recorder of the outputs of modules, gradients and parameters of each step.
 
     Args:
-        model: the model, in DDP or other wrappers or not.
-        record: record to append to.
+        model: Model, which DDP and other wrappers may contain.
+        record: Record to append to.
         names: {path of a module in this model: its path in the reference}, for paths that differ.
-        keeps_sources: whether to record the modules from whose outputs each output is computed.
-        rounding: applied to the outputs of leaf modules and to their gradients; None for no change.
-        is_foreign: returns True during module calls that the program did not make.
+        keeps_sources: Whether to record the modules from whose outputs each output is computed.
+        rounding: Rounding of the outputs of leaf modules and of their gradients; None for no change.
+        is_foreign: Function that returns True during module calls that the program did not make.
     """
 
     def __init__(
@@ -69,11 +69,13 @@ class ObservedRun:
         self._is_foreign = is_foreign
         self._calls: Counter[str] = Counter()
         self._open: list[str] = []
+        """Modules whose forward is running, outermost first."""
         self._recomputed: list[str] = []
         """Modules that are being recomputed in backward."""
         self._modules_of_nodes: dict[Any, str] | None = {} if keeps_sources else None
         """{autograd node of an output: path of the module}."""
         self._with_gradient: set[str] = set()
+        """Parameters whose gradients of this step are recorded."""
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -120,10 +122,10 @@ class ObservedRun:
         call = 0 if is_recomputed else self._calls[module]
         self.record.draws.append(
             Draw(
-                self.step,
-                module,
-                call,
-                function,
+                step=self.step,
+                module=module,
+                call=call,
+                function=function,
                 values=value,
                 is_dtensor=place is not None,
                 is_recomputed=is_recomputed,
@@ -149,14 +151,15 @@ class ObservedRun:
         return not _is_in_backward() and not self._is_foreign()
 
     def _record_output(self, name: str, is_leaf: bool, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Record the tensors of an output, and their gradients later; return the rounded output, or None."""
         if not self._is_recorded():
             return None
         _end_call(self._open, name)
         call, inside = self._calls[name], tuple(self._open)
         self._calls[name] += 1
-        rounded = (
-            self._rounding(output) if is_leaf and self._rounding is not None and isinstance(output, Tensor) else None
-        )
+        rounded: Tensor | None = None
+        if is_leaf and self._rounding is not None and isinstance(output, Tensor):
+            rounded = self._rounding(output)
         floats = [leaf for leaf in tensors_in([output if rounded is None else rounded]) if leaf.is_floating_point()]
         for number, tensor in enumerate(floats[:MOST_OUTPUTS]):
             label = f"output {number}" if number else "output"
@@ -197,13 +200,15 @@ class ObservedRun:
         return self._rounding(gradient) if self._rounding is not None else None
 
     def _before_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        mine = {id(parameter) for _, parameter in parameters_of(self.model, {})}
-        self._record_gradients((lambda parameter: id(parameter) in held) if held & mine else None)
+        """Record the gradients that an optimizer reads; all of the model's if it holds none of the parameters."""
+        of_optimizer = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        of_model = {id(parameter) for _, parameter in parameters_of(self.model, {})}
+        self._record_gradients((of_optimizer & of_model) or of_model)
 
-    def _record_gradients(self, is_wanted: Callable[[Tensor], bool] | None = None) -> None:
+    def _record_gradients(self, ids: set[int] | None = None) -> None:
+        """Record the gradients of parameters with these ids that are not recorded yet; None for all."""
         for name, parameter in parameters_of(self.model, self._names):
-            if parameter.grad is None or name in self._with_gradient or (is_wanted and not is_wanted(parameter)):
+            if parameter.grad is None or name in self._with_gradient or (ids is not None and id(parameter) not in ids):
                 continue
             self._with_gradient.add(name)
             self._add(
@@ -220,8 +225,21 @@ class ObservedRun:
         tensor: Tensor,
         sources: tuple[str, ...] | None = None,
     ) -> None:
+        """Append a record of a tensor."""
         value, place = local_part(tensor)
-        self.record.records.append(NumericRecord(self.step, phase, module, name, call, inside, value, place, sources))
+        self.record.records.append(
+            NumericRecord(
+                step=self.step,
+                phase=phase,
+                module=module,
+                name=name,
+                call=call,
+                inside=inside,
+                value=value,
+                place=place,
+                sources=sources,
+            )
+        )
 
 
 def _is_in_backward() -> bool:
@@ -230,7 +248,7 @@ def _is_in_backward() -> bool:
 
 
 def _end_call(running: list[str], name: str) -> None:
-    """Take a module's latest call off the stack of running ones, with those inside it, if it is there."""
+    """Remove a module's latest call from the stack of running ones, with the calls inside it, if it is there."""
     if name in running:
         del running[len(running) - 1 - running[::-1].index(name) :]
 
@@ -255,6 +273,8 @@ def local_part(tensor: Tensor) -> tuple[Tensor, DTensorPlace | None]:
     with torch.no_grad():
         if isinstance(tensor, DTensor):
             placements = tuple(map(read, tensor.placements))
-            place = DTensorPlace(tuple(tensor.shape), placements, tensor.device_mesh.mesh.clone())
+            place = DTensorPlace(
+                shape=tuple(tensor.shape), placements=placements, ranks=tensor.device_mesh.mesh.clone()
+            )
             tensor = local_tensor(tensor)
         return tensor.detach().to("cpu", copy=True), place

@@ -1,8 +1,8 @@
-"""Whether the reference computes the same when it runs again: no plan can be compared with one that does not.
+"""Check that the reference computes the same when it runs again; otherwise no plan can be compared with it.
 
-The reference runs once as it is and once with other roundings. If these two differ by far more than rounding does, it
-amplifies rounding, as where two experts are nearly tied; or it draws other numbers in each run, as with
-``torch.seed()`` or a generator seeded by the clock. Another run without other roundings tells which.
+The reference runs once as it is, and once with random rounding. If both differ by far more than rounding, either the
+program amplifies rounding, as a router does with two nearly tied experts, or it draws other numbers in each run, as
+with ``torch.seed()`` or a generator seeded by the clock. A further run without random rounding tells which.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from dsexplore._internal.numerics.numeric_records import Draw, NumericRecord, Phase, RunRecord
+from dsexplore._internal.mesh import Mesh
+from dsexplore._internal.numerics.numeric_records import PHASES, Draw, NumericRecord, Phase, RunRecord
 from dsexplore._internal.numerics.numerics_report import TENSORS, NumericsReport, place_of, size_of
 from dsexplore._internal.numerics.part_layouts import rms
 
 SUSPECT = 1e-6
-"""Relative differences in float64 that other roundings seldom make."""
+"""Relative difference in float64 that random rounding seldom exceeds."""
 SAME = 1e-9
 """Relative difference up to which two runs of a program count as equal."""
 _OF_LARGEST = 1e-3
-"""How much of these counts, relative to the largest values of the phase, where values are zero up to rounding."""
+"""Share of the largest values of a phase that is added to the scale of a tensor, which may be zero up to rounding."""
 _SEED = "Seed all that reference() draws, its data and initial weights too, with a constant"
 
 
@@ -33,18 +34,19 @@ class Repeated:
     """One tensor of the reference in two runs."""
 
     record: NumericRecord
+    """Record of the first run."""
     error: float
-    """Relative to its root mean square; infinite where shapes or non-finite values differ."""
+    """Difference relative to the tensor's root mean square; infinite if shapes or non-finite values differ."""
     is_same: bool
 
 
 def repeated(first: RunRecord, second: RunRecord, allowed: float) -> Iterator[Repeated]:
-    """Yield what two runs of the reference recorded, in program order.
+    """Yield the tensors of two runs of the reference, in program order.
 
     Args:
-        first: a run.
-        second: another one, whose calls are compared in turn with those of the first.
-        allowed: relative difference that is none.
+        first: Records of one run.
+        second: Records of another run, compared in turn with those of the first.
+        allowed: Relative difference up to which a tensor counts as the same.
     """
     largest: dict[str, float] = {}
     for record in first.records:
@@ -54,16 +56,19 @@ def repeated(first: RunRecord, second: RunRecord, allowed: float) -> Iterator[Re
         difference = math.inf if other is None else _difference(record.value, other.value)
         scale = rms(_finite(record.value))
         is_same = difference <= allowed * (scale + _OF_LARGEST * largest[record.phase])
-        yield Repeated(record, difference / scale if scale else (math.inf if difference else 0.0), is_same)
+        error = 0.0
+        if difference:
+            error = difference / scale if scale else math.inf
+        yield Repeated(record, error, is_same)
 
 
 def changed_weights(first: RunRecord, second: RunRecord) -> str | None:
-    """Return the first parameter or buffer that two runs of the reference begin with other values of; None for none."""
+    """Return the first parameter that has other initial values in the second run; None if all are equal."""
     return next((name for name in first.start if not _are_equal(first.start[name], second.start.get(name))), None)
 
 
 def changed_draw(first: RunRecord, second: RunRecord) -> Draw | None:
-    """Return the first draw of a run that another run drew otherwise; None where all are the same."""
+    """Return the first draw that another run drew differently; None if all are equal."""
     for draw, other in zip(first.draws, second.draws, strict=False):
         if not _are_equal(draw.values, other.values):
             return draw
@@ -71,65 +76,88 @@ def changed_draw(first: RunRecord, second: RunRecord) -> Draw | None:
 
 
 def report_of_reference(
-    first: RunRecord, rows: list[Repeated], weights: str | None, mesh: str, world_size: int
+    first: RunRecord, rows: list[Repeated], changed_parameter: str | None, mesh: Mesh
 ) -> NumericsReport:
-    """Return the report on a reference whose runs differ from each other, which says nothing of the plan."""
-    wrong = next(row for row in rows if not row.is_same) if weights is None else None
-    if wrong is not None:
-        record = wrong.record
-        place = place_of(record.phase, record.module, record.name, first.model)
-        what = f"in {record.phase} of step {record.step} {place}{size_of(wrong.error)}"
-        module, phase, step = record.module, record.phase, record.step
+    """Return the report on a reference whose runs differ from each other, so that the plan cannot be judged.
+
+    Args:
+        first: Records of the first run.
+        rows: Tensors of both runs.
+        changed_parameter: Name of the first parameter with other initial values; None if all are equal.
+        mesh: Mesh of the plan.
+    """
+    if changed_parameter is not None:
+        what = f"its initial {changed_parameter} differs"
+        module, phase, step = changed_parameter.rpartition(".")[0], PHASES[0], 0
     else:
-        what, module, phase, step = f"its initial {weights} differs", (weights or "").rpartition(".")[0], "forward", 0
-    return _report(first, what, module, phase, step, tensors=_frame(rows), mesh=mesh, world_size=world_size)
+        wrong = next(row for row in rows if not row.is_same)
+        module, phase, step = wrong.record.module, wrong.record.phase, wrong.record.step
+        place = place_of(phase, module, wrong.record.name, first.model)
+        what = f"in {phase} of step {step} {place}{size_of(wrong.error)}"
+    return _report(what, module=module, phase=phase, step=step, tensors=_frame(rows), model=first.model, mesh=mesh)
 
 
-def report_of_draws(first: RunRecord, draw: Draw, tensors: pl.DataFrame, mesh: str, world_size: int) -> NumericsReport:
-    """Return the report on a reference that drops other elements in each run, which says nothing of the plan."""
-    what = f"in forward of step {draw.step} {draw.function} in {_named(first.model, draw.module)} draws other elements"
+def report_of_draws(first: RunRecord, draw: Draw, tensors: pl.DataFrame, mesh: Mesh) -> NumericsReport:
+    """Return the report on a reference that drops other elements in each run, so that the plan cannot be judged.
+
+    Args:
+        first: Records of one run.
+        draw: First draw that differs in another run.
+        tensors: Compared tensors, with the columns `TENSORS`.
+        mesh: Mesh of the plan.
+    """
+    module = f"{first.model}.{draw.module}" if draw.module else first.model
+    what = f"in forward of step {draw.step} {draw.function} in {module} draws other elements"
     return _report(
-        first, what, draw.module, phase="forward", step=draw.step, tensors=tensors, mesh=mesh, world_size=world_size
+        what, module=draw.module, phase="forward", step=draw.step, tensors=tensors, model=first.model, mesh=mesh
     )
 
 
 def _report(
-    first: RunRecord, what: str, module: str, phase: Phase, step: int, tensors: pl.DataFrame, mesh: str, world_size: int
+    what: str, *, module: str, phase: Phase, step: int, tensors: pl.DataFrame, model: str, mesh: Mesh
 ) -> NumericsReport:
-    sentence = f"The reference itself differs between two runs: {what}. So nothing is known of the plan. {_SEED}."
+    """Return the report; `what` is the clause on the first difference of the runs."""
     return NumericsReport(
         same=False,
         module=module,
         phase=phase,
-        conclusion=sentence,
+        conclusion=f"The reference itself differs between two runs: {what}. So nothing is known of the plan. {_SEED}.",
         tensors=tensors,
         step=step,
         change=_SEED,
-        model=first.model,
-        mesh=mesh,
-        world_size=world_size,
+        model=model,
+        mesh=str(mesh),
+        world_size=mesh.size,
     )
 
 
 def _frame(rows: list[Repeated]) -> pl.DataFrame:
-    values: list[tuple[object, ...]] = [
-        (r.step, r.phase, r.module, r.name, r.call, True, row.is_same, row.error, SAME, None, None, [])
+    """Return the tensors of both runs with the columns `TENSORS`."""
+    values: list[dict[str, object]] = [
+        {
+            "step": row.record.step,
+            "phase": row.record.phase,
+            "module": row.record.module,
+            "name": row.record.name,
+            "call": row.record.call,
+            "compared": True,
+            "same": row.is_same,
+            "error": row.error,
+            "allowed": SAME,
+            "ranks": [],
+        }
         for row in rows
-        for r in (row.record,)
     ]
-    return pl.DataFrame(values, schema=TENSORS, orient="row")
-
-
-def _named(model: str, module: str) -> str:
-    return f"{model}.{module}" if module else model
+    return pl.DataFrame(values, schema=TENSORS)
 
 
 def _finite(value: Tensor) -> Tensor:
+    """Return the value in float64, with zeros in place of NaN and infinities."""
     return value.double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _difference(value: Tensor, other: Tensor) -> float:
-    """Return the root mean square of a difference; infinite where shapes or places of non-finite values differ."""
+    """Return the root mean square of a difference; infinite if shapes or places of non-finite values differ."""
     if value.shape != other.shape or not torch.equal(value.isfinite(), other.isfinite()):
         return math.inf
     return rms(_finite(value) - _finite(other))

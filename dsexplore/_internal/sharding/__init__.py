@@ -1,1 +1,1 @@
-"""What `dsexplore.sharding` is made of: the shards of each rank, and how tensors are redistributed."""
+"""Code of `dsexplore.sharding`: the shards of each rank, and the redistribution of tensors."""

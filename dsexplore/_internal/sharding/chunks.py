@@ -1,9 +1,8 @@
-"""How mesh axes split one dim of a tensor: sizes in closed form, index ranges on demand.
+"""Compute how mesh axes split one dim of a tensor: sizes in closed form, index ranges on demand.
 
-A cut follows ``torch.chunk``: of ``size`` indices each of ``parts`` coordinates gets ``ceil(size / parts)``, the last
-one that gets any gets the rest, and those after it get none. A strided cut first splits the dim into ``pieces`` in the
-same way, and then every piece into ``parts``: coordinate i holds the i-th part of each piece. (torch 2.9 differs if the
-dim is not divisible by ``pieces`` × ``parts``.)
+A cut follows ``torch.chunk``: each coordinate gets ``ceil(size / parts)`` indices, until there are fewer left or none.
+A strided cut first splits the dim into ``pieces`` in the same way, and then every piece into ``parts``: coordinate i
+holds the i-th part of each piece. (torch 2.9 differs if the dim is not divisible by ``pieces`` × ``parts``.)
 
 Worked example: 10 indices, 4 parts, 1 piece → 0:3, 3:6, 6:9, 9:10. 8 indices, 2 parts, 2 pieces → coordinate 0 holds
 0:2 and 4:6, coordinate 1 holds 2:4 and 6:8.
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 Range = tuple[int, int]
-"""Indices of a dim: the first, and the end (exclusive)."""
+"""First index of a range, and the index after its last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +33,14 @@ class Cut:
 
 
 def part_size(size: Any, cut: Cut, coordinate: Any) -> Any:
-    """Return the number of `size` indices that a coordinate holds; numbers, or numpy arrays that broadcast."""
+    """Return the number of indices that a coordinate holds of `size`; both are numbers, or arrays that broadcast."""
     piece = -(-size // cut.pieces)
     whole = size // np.maximum(piece, 1)
     return whole * _chunk_size(piece, cut.parts, coordinate) + _chunk_size(size - whole * piece, cut.parts, coordinate)
 
 
 def _chunk_size(size: Any, parts: int, coordinate: Any) -> Any:
+    """Return the size of a coordinate's chunk, as ``torch.chunk`` makes it."""
     chunk = -(-size // parts)
     return np.clip(size - chunk * coordinate, 0, chunk)
 
@@ -51,9 +51,9 @@ def borders(size: int, cut: Cut) -> set[int]:
     Worked example: 10 indices in 8 parts are five chunks of 2 and three of 0: ``{5}``.
     """
     piece = -(-size // cut.pieces)
-    rest = size - (size // piece) * piece if piece else 0
+    last_piece = size % piece if piece else 0
     result: set[int] = set()
-    for cut_size in (piece, rest):
+    for cut_size in (piece, last_piece):
         chunk = -(-cut_size // cut.parts)
         if chunk:
             result |= {cut_size // chunk, -(-cut_size // chunk)}
@@ -63,14 +63,15 @@ def borders(size: int, cut: Cut) -> set[int]:
 def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
     """Return the `borders` of each axis, for several axes that split one dim in turn.
 
-    They hold for all coordinates of the other axes.
+    They include the borders for all coordinates of the other axes.
     """
-    sizes, result = {size}, []
+    sizes = {size}
+    result = []
     for cut in cuts:
-        here = set().union(*(borders(length, cut) for length in sizes))
-        at = np.array([0, *sorted(here)])
-        sizes = {int(part) for length in sizes for part in part_size(length, cut, at)}
-        result.append(here)
+        borders_of_axis = set().union(*(borders(length, cut) for length in sizes))
+        coordinates = np.array([0, *sorted(borders_of_axis)])
+        sizes = {int(part) for length in sizes for part in part_size(length, cut, coordinates)}
+        result.append(borders_of_axis)
     return result
 
 
@@ -78,9 +79,9 @@ def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> l
     """Return the index ranges of a dim that one rank holds, ascending, as in its local tensor.
 
     Args:
-        size: indices of the dim.
-        cuts: the axes that split it, in mesh order.
-        coordinates: the rank's coordinate on each of those axes.
+        size: Number of indices of the dim.
+        cuts: Cuts of the axes that split the dim, in mesh order.
+        coordinates: Coordinate of the rank on each of these axes.
     """
     held = [(0, size)]
     for cut, coordinate in zip(cuts, coordinates, strict=True):
@@ -90,6 +91,7 @@ def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> l
 
 
 def _part_ranges(size: int, cut: Cut, coordinate: int) -> list[Range]:
+    """Return the ranges of a coordinate in a dim that one axis splits; one per piece."""
     piece = -(-size // cut.pieces)
     ranges = []
     for first in range(0, size, piece or 1):
@@ -102,7 +104,7 @@ def _part_ranges(size: int, cut: Cut, coordinate: int) -> list[Range]:
 
 
 def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
-    """Map positions within the held ranges, counted over all of them, to index ranges; adjacent ranges are joined."""
+    """Map ranges of positions, counted over all held ranges, to ranges of indices; adjacent ranges are joined."""
     ranges: list[Range] = []
     position, source = 0, iter(held)
     low, high = next(source, (0, 0))
@@ -122,7 +124,7 @@ def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
 
 
 def ranges_text(ranges: Sequence[Range], most: int = 4) -> str:
-    """Return ranges as text, ``"0:2, 4:6"``; ``"–"`` for none; of more than `most` the first ones and their number."""
+    """Return ranges as text, ``"0:2, 4:6"``, or ``"–"`` without any; beyond `most`, the first ones and the number."""
     if not ranges:
         return "–"
     text = ", ".join(f"{start}:{stop}" for start, stop in ranges[:most])

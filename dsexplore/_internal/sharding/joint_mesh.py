@@ -1,8 +1,8 @@
-"""One mesh for tensors on several meshes.
+"""Join the meshes of several tensors into one.
 
 A model's parameters may be on meshes that share their ranks: norm weights on ``dp``, projections on ``dp, tp``, experts
-on ``ep``. `join` returns one mesh whose axes are fine enough for all of them, and for each tensor how the coordinates
-on its own mesh follow from those on the joint one.
+on ``ep``. `join` returns one mesh with axes fine enough for all of them, and for each tensor the map from coordinates
+on the joint mesh to those on its own mesh.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,28 +19,41 @@ from dsexplore._internal.mesh import Mesh, Numbers, axis_names, device_ranks, me
 from dsexplore._internal.torch_internals.dtensor import root_mesh
 
 
+class Term(NamedTuple):
+    """A summand of `Reading`: ``coordinate[axis] // divisor % modulus * weight``."""
+
+    axis: int
+    """Number of the axis on the joint mesh."""
+    divisor: int
+    modulus: int
+    weight: int
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Map from coordinates on the joint mesh to the coordinate on one axis of a tensor's mesh.
 
-    The coordinate is the sum of ``coordinate[axis] // divisor % modulus * weight`` over ``terms``, each (axis,
-    divisor, modulus, weight). Worked example: on ``dp=2,tp=4`` a flattened axis of 8 is ``dp × 4 + tp``, which has
-    the terms ``((0, 1, 2, 4), (1, 1, 4, 1))``.
+    The coordinate is the sum over ``terms``. Worked example: on ``dp=2,tp=4`` a flattened axis of 8 is ``dp × 4 + tp``,
+    which has the terms (axis 0, divisor 1, modulus 2, weight 4) and (axis 1, divisor 1, modulus 4, weight 1).
     """
 
     name: str
+    """Name of the tensor's axis."""
     size: int
-    terms: tuple[tuple[int, int, int, int], ...]
+    """Size of the tensor's axis."""
+    terms: tuple[Term, ...]
 
     def __call__(self, coordinates: Sequence[Any]) -> Any:
         """Return the coordinate on the tensor's axis, for numbers or for arrays that broadcast."""
-        return sum(coordinates[axis] // divisor % modulus * weight for axis, divisor, modulus, weight in self.terms)
+        return sum(coordinates[term.axis] // term.divisor % term.modulus * term.weight for term in self.terms)
 
 
 def plain_readings(mesh: Mesh) -> tuple[Reading, ...]:
-    """Return the coordinates of a tensor that lies on the joint mesh itself."""
-    pairs = zip(mesh.axes, mesh.shape, strict=True)
-    return tuple(Reading(name, size, ((axis, 1, size, 1),)) for axis, (name, size) in enumerate(pairs))
+    """Return the readings of a tensor that is on the joint mesh itself, whose coordinates are the same."""
+    return tuple(
+        Reading(name, size, (Term(axis, divisor=1, modulus=size, weight=1),))
+        for axis, (name, size) in enumerate(zip(mesh.axes, mesh.shape, strict=True))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +67,37 @@ class _Axis:
 
     @property
     def end(self) -> int:
+        """Number of positions over which the axis repeats."""
         return self.stride * self.size
 
     def covers(self, other: _Axis) -> bool:
+        """Return True if the other axis is a part of this one."""
         return self.stride <= other.stride and other.end <= self.end
 
 
 def join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     """Return the joint mesh of several ``DeviceMesh``, and for each of them the readings of its axes.
 
-    Ranks on axes that none of the meshes has (other pipeline stages, say) are omitted: what they hold is unknown.
+    Ranks on axes that none of the meshes has, such as other pipeline stages, are omitted: it is unknown what they hold.
 
     Args:
-        meshes: at least one ``DeviceMesh``; all of them contain this process's rank.
+        meshes: At least one ``DeviceMesh``; all of them contain this process's rank.
 
     Raises:
-        UsageError: the ranks of a mesh form no regular grid, so the ranks of the other copies are unknown.
+        UsageError: the ranks of a mesh do not form a regular grid, so that the ranks of other copies are unknown.
     """
     distinct = list(dict.fromkeys(meshes))
-    shown, readings = _join(distinct)
+    joint, readings = _join(distinct)
     readings_of = dict(zip(distinct, readings, strict=True))
-    return shown, [readings_of[mesh] for mesh in meshes]
+    return joint, [readings_of[mesh] for mesh in meshes]
 
 
 def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
+    """Return the joint mesh and the readings of meshes that are all different, see `join`.
+
+    Each mesh is a grid in the order of ranks. The strides and ends of all axes divide that order into the smallest
+    parts that an axis needs, the atoms, which are the axes of the joint mesh.
+    """
     if len(meshes) == 1:
         only = parse_mesh(meshes[0])
         return only, [plain_readings(only)]
@@ -103,6 +123,11 @@ def _common_order(meshes: Sequence[Any]) -> Numbers:
 
 
 def _axes_of(mesh: Any, order: Numbers) -> list[_Axis]:
+    """Return the axes of a mesh as sizes and strides in the order of ranks.
+
+    Raises:
+        UsageError: the ranks do not form a regular grid.
+    """
     positions = np.zeros(int(order.max()) + 1, dtype=np.int64)
     positions[order] = np.arange(len(order))
     grid = positions[device_ranks(mesh)]
@@ -123,7 +148,7 @@ def _axes_of(mesh: Any, order: Numbers) -> list[_Axis]:
 
 
 def _named(atoms: list[_Axis], used: list[_Axis]) -> list[_Axis]:
-    """Return the atoms named after axes; ``"ep/4"`` is a part, of stride 4, of an axis that another mesh splits."""
+    """Return the atoms with names of axes; ``"ep/4"`` is the part with stride 4 of an axis that another mesh splits."""
     named: list[_Axis] = []
     for atom in atoms:
         smallest = min((axis for axis in used if axis.covers(atom)), key=lambda axis: axis.size)
@@ -134,6 +159,7 @@ def _named(atoms: list[_Axis], used: list[_Axis]) -> list[_Axis]:
 
 
 def _mesh_of(atoms: list[_Axis], order: Numbers, rank: int) -> Mesh:
+    """Return the joint mesh of atoms that contains a rank."""
     position = int(np.flatnonzero(order == rank)[0])
     grid = np.full((1,) * len(atoms), position - sum(position // a.stride % a.size * a.stride for a in atoms))
     for number, atom in enumerate(atoms):
@@ -142,11 +168,20 @@ def _mesh_of(atoms: list[_Axis], order: Numbers, rank: int) -> Mesh:
 
 
 def _reading(axis: _Axis, atoms: list[_Axis]) -> Reading:
-    terms = [(i, 1, a.size, a.stride // axis.stride) for i, a in enumerate(atoms) if axis.size > 1 and axis.covers(a)]
+    """Return the map from coordinates on the atoms to the coordinate on an axis."""
+    terms = [
+        Term(number, divisor=1, modulus=atom.size, weight=atom.stride // axis.stride)
+        for number, atom in enumerate(atoms)
+        if axis.size > 1 and axis.covers(atom)
+    ]
     return Reading(axis.name, axis.size, tuple(terms))
 
 
 def _mesh_of_ranks(order: Numbers, grids: list[list[_Axis]]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     """Return a joint mesh of one axis over all ranks, for grids without a common refinement such as 2×3 and 3×2."""
     mesh = Mesh(("rank",), (len(order),), order)
-    return mesh, [tuple(Reading(a.name, a.size, ((0, a.stride, a.size, 1),)) for a in grid) for grid in grids]
+    readings = []
+    for grid in grids:
+        terms = [Term(0, divisor=axis.stride, modulus=axis.size, weight=1) for axis in grid]
+        readings.append(tuple(Reading(axis.name, axis.size, (term,)) for axis, term in zip(grid, terms, strict=True)))
+    return mesh, readings

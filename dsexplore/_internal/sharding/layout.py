@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -36,10 +36,10 @@ class Sharding(Result):
     """Tensors on a mesh; made by ``dsexplore.sharding(...)``.
 
     Attributes:
-        title: the model's class, or the tensor's name.
-        mesh: the ranks.
-        tensors: the tensors, each with its placements.
-        notes: what a reader must know.
+        title: Name of the model's class, or of the tensor.
+        mesh: Mesh of the ranks.
+        tensors: Tensors with their placements.
+        notes: Sentences for the reader, such as one on plain tensors.
 
     Examples:
         >>> sharding = dsexplore.sharding({"w": ((8, 6), "S(0), R")}, mesh="dp=2,tp=2")
@@ -74,7 +74,7 @@ class Sharding(Result):
         raise UsageError(f"no tensor {name!r} here: names are in .by_tensor()['tensor']")
 
     def verdict(self) -> str:
-        """Return how much of the tensor a rank holds; of several tensors, how much memory the rank needs with most."""
+        """Return how much of the tensor a rank holds; for several tensors, the memory of the rank that needs most."""
         if len(self) == 1:
             (tensor,) = self.tensors
             return sharding_text.verdict_of_tensor(tensor, self.shapes(tensor), self.mesh.size)
@@ -87,18 +87,18 @@ class Sharding(Result):
     def redistribute(self, placements: object) -> Redistribution:
         """Return the tensor before and after a redistribute, and the collectives between, with their bytes.
 
-        The steps are the ones that torch's planner takes on a mesh without flattened axes. The result
-        shows itself as two pictures and a table, and its ``to_frame()`` has a row per step. Nothing is sent, and no
-        process group is needed::
+        torch's planner determines the steps, on a mesh without flattened axes. The result is displayed as two pictures
+        and a table, and its ``to_frame()`` has a row per step. Nothing is sent, and no process group is needed::
 
             dsexplore.sharding((8192, 1024), "S(0), R", "dp=2,tp=4").redistribute("R, S(1)")
             dsexplore.sharding(model)["layers.0.wq.weight"].redistribute([Replicate(), Shard(0)])
 
         Args:
-            placements: one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes them.
+            placements: Placements, one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes
+                them.
 
         Raises:
-            UsageError: several tensors, one without a mesh, or placements that do not fit or are Partial.
+            UsageError: there are several tensors, or one without a mesh; the placements do not fit, or are Partial.
 
         Examples:
             >>> sharding.redistribute("R, S(1)").to_frame().select("op", "axis").rows()
@@ -112,28 +112,35 @@ class Sharding(Result):
         """Return a table of what each rank holds, one row per tensor and rank.
 
         Columns: ``tensor``; ``rank``; ``coordinates``, a struct with one field per axis; ``local_shape``; ``index``,
-        text such as ``"0:2, 4:6 | 0:8"``; ``ranges``, the same as numbers: per dim, pairs of first index and end
-        (exclusive); ``bytes``.
+        text such as ``"0:2, 4:6 | 0:8"``; ``ranges``, the same as numbers: per dim, pairs of the first index and the
+        index after the last one; ``bytes``.
 
         Args:
-            ranks: the ranks that get rows; all of them by default.
+            ranks: Ranks that get rows; None for all.
 
         Raises:
-            UsageError: a rank that is not on the mesh, or a table of millions of rows.
+            UsageError: a rank is not on the mesh, or the table would have millions of rows.
 
         Examples:
             >>> sharding.to_frame(ranks=0).select("local_shape", "index", "bytes").rows()
             [([4, 6], '0:4 | 0:6', 96)]
         """
-        wanted = [ranks] if isinstance(ranks, int) else None if ranks is None else list(ranks)
-        count = self.mesh.size if wanted is None else len(wanted)
+        if ranks is None:
+            count = self.mesh.size
+        else:
+            ranks = [ranks] if isinstance(ranks, int) else list(ranks)
+            count = len(ranks)
         if count * len(self) > _MOST_ROWS:
             raise UsageError(
                 f"{len(self):,} tensors on {count:,} ranks are {count * len(self):,} rows: name the ranks, "
                 "to_frame(ranks=range(8)), or use by_tensor() and memory(), which fold equal ranks"
             )
-        rows = self._rows(range(self.mesh.size) if wanted is None else wanted, wanted is None)
-        return pl.DataFrame(list(rows), schema=self._schema(), orient="row")
+        if ranks is None:
+            order = Mesh(self.mesh.axes, self.mesh.shape)
+            coordinates = [order.coordinates(position) for position in range(self.mesh.size)]
+        else:
+            coordinates = [self.mesh.coordinates(rank) for rank in ranks]
+        return pl.DataFrame(list(self._rows(coordinates)), schema=self._schema(), orient="row")
 
     def _schema(self) -> dict[str, pl.DataType]:
         return {
@@ -146,33 +153,27 @@ class Sharding(Result):
             "bytes": pl.Int64(),
         }
 
-    def _rows(self, places: Iterable[int], by_position: bool) -> Iterator[tuple[object, ...]]:
-        """Yield the rows of `to_frame`.
-
-        Args:
-            places: ranks or, if `by_position`, positions in the order of the mesh.
-            by_position: see `places`.
-        """
-        order = Mesh(self.mesh.axes, self.mesh.shape)
-        where = [order.coordinates(place) if by_position else self.mesh.coordinates(place) for place in places]
+    def _rows(self, coordinates_of_ranks: Sequence[tuple[int, ...]]) -> Iterator[tuple[object, ...]]:
+        """Yield the rows of `to_frame` for the ranks at these coordinates."""
         for tensor in self.tensors:
-            held = cache(lambda dim, at, tensor=tensor: tensor.dim_ranges(dim, at))
-            cutting = [
-                [{term[0] for term in axis.terms} for _, axis in tensor.cuts(d)] for d in range(len(tensor.shape))
-            ]
-            splitting_axes = [set().union(*axes) for axes in cutting]
-            for at in where:
-                relevant = [tuple(c if axis in axes else 0 for axis, c in enumerate(at)) for axes in splitting_axes]
-                ranges = [held(dim, coordinates) for dim, coordinates in enumerate(relevant)]
-                shape = [sum(stop - start for start, stop in dim) for dim in ranges]
+            dim_ranges = cache(tensor.dim_ranges)
+            dims = range(len(tensor.shape))
+            axes_of_dim = [{term.axis for _, reading in tensor.cuts(dim) for term in reading.terms} for dim in dims]
+            for coordinates in coordinates_of_ranks:
+                ranges = []
+                for dim in dims:
+                    # Coordinates on other axes do not matter, so ranks that differ only there share the cached ranges.
+                    relevant = tuple(at if axis in axes_of_dim[dim] else 0 for axis, at in enumerate(coordinates))
+                    ranges.append(dim_ranges(dim, relevant))
+                shape = [sum(stop - start for start, stop in held) for held in ranges]
                 yield (
                     tensor.name,
-                    self.mesh.rank(at),
-                    dict(zip(self.mesh.axes, at, strict=True)),
+                    self.mesh.rank(coordinates),
+                    dict(zip(self.mesh.axes, coordinates, strict=True)),
                     shape,
                     index_text(ranges),
-                    [list(map(list, dim)) for dim in ranges],
-                    _product(shape) * tensor.dtype.itemsize,
+                    [list(map(list, held)) for held in ranges],
+                    math.prod(shape) * tensor.dtype.itemsize,
                 )
 
     def by_tensor(self) -> pl.DataFrame:
@@ -196,9 +197,10 @@ class Sharding(Result):
         return pl.DataFrame(rows, schema=_BY_TENSOR, orient="row")
 
     def _of_tensor(self, tensor: PlacedTensor) -> tuple[object, ...]:
-        held = self.shapes(tensor)
-        sizes = [_product(group.value) * tensor.dtype.itemsize for group in held]
-        most = held[sizes.index(max(sizes))]
+        """Return the row of `by_tensor` for a tensor, without its name."""
+        groups = self.shapes(tensor)
+        sizes = [math.prod(group.value) * tensor.dtype.itemsize for group in groups]
+        most = groups[sizes.index(max(sizes))]
         return (
             list(tensor.shape),
             dtype_name(tensor.dtype),
@@ -210,7 +212,7 @@ class Sharding(Result):
             max(sizes),
             self.mesh.rank(most.first),
             min(sizes),
-            sum(group.count for group in held if _product(group.value) == 0),
+            sum(group.count for group in groups if math.prod(group.value) == 0),
         )
 
     def shapes(self, tensor: PlacedTensor) -> list[RankGroup]:
@@ -238,12 +240,12 @@ class Sharding(Result):
         ``optimizer``, ``total``.
 
         Args:
-            optimizer: a name such as ``"AdamW"`` (two states), or the number of states per parameter.
-            state_dtype: of the optimizer's states; by default the parameter's own.
-            gradient_dtype: by default the parameter's own.
+            optimizer: Name such as ``"AdamW"`` (two states), or the number of states per parameter.
+            state_dtype: Data type of the optimizer's states; None for that of the parameter.
+            gradient_dtype: Data type of gradients; None for that of the parameter.
 
         Raises:
-            UsageError: an optimizer that is not known.
+            UsageError: the optimizer is unknown.
 
         Examples:
             >>> sharding.memory("AdamW").select("which", "parameters", "optimizer").rows()
@@ -274,16 +276,16 @@ class Sharding(Result):
             dsexplore.sharding(model).checkpoint(rates, step_seconds=1.5)
 
         Args:
-            disk: a folder on the disk, or its rates.
-            optimizer: a name such as ``"AdamW"`` (two states), the number of states per parameter, or ``"none"``.
-            state_dtype: of the optimizer's states; by default the parameter's own.
-            ranks_per_node: ranks that share the disk.
-            overhead: the fraction of the time that steps may wait for checkpoints, which says how often one can be
+            disk: Folder on the disk, or the disk's rates.
+            optimizer: Name such as ``"AdamW"`` (two states), the number of states per parameter, or ``"none"``.
+            state_dtype: Data type of the optimizer's states; None for that of the parameter.
+            ranks_per_node: Number of ranks that share the disk.
+            overhead: Fraction of the time that steps may wait for checkpoints; it determines how often one can be
                 saved.
-            step_seconds: of a training step, to count in steps, too.
+            step_seconds: Seconds of a training step, to give intervals in steps too; None for only seconds.
 
         Raises:
-            UsageError: an unknown optimizer, or a number out of range.
+            UsageError: the optimizer is unknown, or a number is out of range.
             OSError: the folder cannot be written.
         """
         checkpoint_cost: Callable[..., CheckpointCost] = import_module(
@@ -302,22 +304,22 @@ class Sharding(Result):
         step_seconds: float | None = None,
         tokens: int | None = None,
     ) -> OffloadCost:
-        """Predict what a step takes longer if optimizer states are on a disk, as ZeRO-Infinity keeps them::
+        """Predict how much longer a step takes if optimizer states are on a disk, as with ZeRO-Infinity::
 
             result = dsexplore.aio.sweep("/nvme")
             dsexplore.sharding(model).offload(result, step_seconds=4.2, tokens=65536)
 
         Args:
-            disk: a folder on the disk, which is swept for half a minute, or the result of a sweep.
-            bytes_per_parameter: of states, read and written in each step; 12 are the parameter, momentum and variance
-                in float32.
-            parameters: the parameters are on the disk, too.
-            ranks_per_node: ranks that share the disk.
-            step_seconds: of a step without a disk, to say which share of the step the disk takes.
-            tokens: of a step on one node, to say how many per second the disk feeds.
+            disk: Folder on the disk, which is swept for half a minute, or the result of a sweep.
+            bytes_per_parameter: Bytes of states that a step reads and writes; 12 for the parameter, momentum and
+                variance in float32.
+            parameters: Whether the parameters are on the disk too.
+            ranks_per_node: Number of ranks that share the disk.
+            step_seconds: Seconds of a step without a disk, to give the disk's share of the step; None to omit it.
+            tokens: Tokens of a step on one node, to give tokens per second; None to omit it.
 
         Raises:
-            UsageError: a number out of range, a sweep that only read, or no trained parameter.
+            UsageError: a number is out of range, the sweep only read, or no parameter is trained.
             OSError: the folder cannot be written.
         """
         offload_cost: Callable[..., OffloadCost] = import_module("dsexplore._internal.aio.offload").offload_cost
@@ -356,10 +358,3 @@ def index_text(ranges: Iterable[list[Range]]) -> str:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return a dtype without torch's prefix: ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
-
-
-def _product(sizes: Iterable[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= int(size)
-    return product

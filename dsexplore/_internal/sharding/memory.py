@@ -1,4 +1,4 @@
-"""The memory that training needs on each rank: parameters, gradients and optimizer states, in groups of equal ranks."""
+"""Count the memory that training needs on each rank: parameters, gradients and optimizer states."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ OPTIMIZERS = {"AdamW": 2, "Adam": 2, "SGD": 0, "SGD with momentum": 1, "Adagrad"
 """Number of states that torch's optimizers keep per parameter, each as large as the parameter."""
 
 PARTS = ("parameters", "gradients", "optimizer")
+"""Uses of memory that are counted."""
 
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Assumptions of the memory count, since nothing is measured."""
+    """Assumptions of the memory count, because nothing is measured; as text, a sentence on them."""
 
     optimizer: str = "AdamW"
     states: int = 2
     """Number of tensors that the optimizer keeps per parameter, placed like the parameter."""
     state_dtype: torch.dtype | None = None
-    """None for the parameter's own, as in torch's optimizers."""
+    """Data type of the optimizer's states; None for that of the parameter, as in torch's optimizers."""
     gradient_dtype: torch.dtype | None = None
-    """None for the parameter's own."""
+    """Data type of gradients; None for that of the parameter."""
 
     def __str__(self) -> str:
-        def kind(dtype: torch.dtype | None) -> str:
+        def name(dtype: torch.dtype | None) -> str:
             return "the parameter's dtype" if dtype is None else str(dtype).removeprefix("torch.")
 
         states = f"{format_count(self.states, 'state')} per parameter"
+        if self.states:
+            states += f" in {name(self.state_dtype)}"
         return (
-            f"Counted, not measured: gradients in {kind(self.gradient_dtype)}, {self.optimizer} with {states}"
-            + (f" in {kind(self.state_dtype)}" if self.states else "")
-            + "; both placed like their parameter, for parameters that require gradients. Step counters, padding, "
-            "buffers and activations are not counted."
+            f"Counted, not measured: gradients in {name(self.gradient_dtype)}, {self.optimizer} with {states}; both "
+            "placed like their parameter, for parameters that require gradients. Step counters, padding, buffers and "
+            "activations are not counted."
         )
 
 
@@ -51,19 +53,19 @@ def assume(
     """Return the assumptions for an optimizer, given by its name or its number of states per parameter.
 
     Raises:
-        UsageError: an unknown name, or a number below 0.
+        UsageError: the name is unknown, or the number below 0.
     """
     if isinstance(optimizer, int) and not isinstance(optimizer, bool):
         if optimizer < 0:
             raise UsageError(f"optimizer={optimizer}: give the number of states it keeps per parameter, 0 or more")
-        return Assumptions("an optimizer", optimizer, state_dtype, gradient_dtype)
+        return Assumptions("an optimizer", optimizer, state_dtype=state_dtype, gradient_dtype=gradient_dtype)
     name = next((known for known in OPTIMIZERS if known.lower() == str(optimizer).lower()), None)
     if name is None:
         raise UsageError(
             f"optimizer {optimizer!r} is not known: give one of {', '.join(OPTIMIZERS)}, or the number of states "
             "that it keeps per parameter"
         )
-    return Assumptions(name, OPTIMIZERS[name], state_dtype, gradient_dtype)
+    return Assumptions(name, OPTIMIZERS[name], state_dtype=state_dtype, gradient_dtype=gradient_dtype)
 
 
 def memory_groups(mesh: Mesh, tensors: Iterable[PlacedTensor], assumed: Assumptions) -> list[RankGroup]:

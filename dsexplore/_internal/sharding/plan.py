@@ -40,15 +40,15 @@ def sharding(
         dsexplore.sharding({"w1": ((512, 64), "S(0), R"), "w2": ((64,), "R, R")}, mesh="dp=2,tp=4")
 
     Args:
-        shown: a module, a tensor or DTensor, a shape, or a mapping from names to tensors or to pairs of a shape and
-            its placements.
-        placements: for a shape or a plain tensor, one placement per mesh axis, in mesh order: torch's
-            ``Shard(0)``, ``Replicate()``, ``Partial()``, or text ``"S(0), R"``.
-        mesh: ``"dp=2,tp=4"``, a mapping, or a ``DeviceMesh``. DTensors bring their own.
-        dtype: of tensors that are given as shapes; torch's default dtype by default.
+        shown: Module, tensor or DTensor, shape, or mapping from names to tensors or to pairs of a shape and its
+            placements.
+        placements: Placements of a shape or a plain tensor, one per mesh axis, in mesh order: torch's ``Shard(0)``,
+            ``Replicate()``, ``Partial()``, or text ``"S(0), R"``. None for modules, DTensors and mappings.
+        mesh: ``"dp=2,tp=4"``, a mapping, or a ``DeviceMesh``; None for DTensors, which have their own.
+        dtype: Data type of tensors that are given as shapes; None for torch's default.
 
     Raises:
-        UsageError: placements that do not fit the mesh or the shape, or something that cannot be placed.
+        UsageError: placements do not fit the mesh or the shape, or something cannot be placed.
 
     Examples:
         >>> dsexplore.sharding((8, 6), "S(0), R", mesh="dp=2,tp=2").to_frame().select("rank", "index").rows()
@@ -76,6 +76,11 @@ def sharding(
 
 
 def _refuse(placements: Any, what: str, where: str) -> None:
+    """Raise if placements are given for something that has its own.
+
+    Raises:
+        UsageError: they are given.
+    """
     if placements is not None:
         raise UsageError(f"placements= is for a shape or a plain tensor: {what} has those of {where}")
 
@@ -89,6 +94,7 @@ _Named = tuple[str, torch.Tensor, tuple[str, ...]]
 
 
 def _named_parameters(model: nn.Module) -> list[_Named]:
+    """Return the parameters with their names, without those of wrappers; a tied parameter once."""
     names: dict[int, list[str]] = {}
     tensors: dict[int, torch.Tensor] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -111,14 +117,17 @@ def _plan_of_mapping(shown: Mapping[Any, Any], mesh: Any, dtype: torch.dtype) ->
 
 
 def _plan_on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], mesh: Any) -> Sharding:
-    shown = _mesh_of_plan(mesh)
-    axes = plain_readings(shown)
+    """Return the sharding of {name: (shape, placements, dtype, whether it requires gradients)} on a mesh."""
+    parsed = _mesh_of_plan(mesh)
+    axes = plain_readings(parsed)
     placed = []
-    for name, (shape, placements, dtype, trained) in entries.items():
+    for name, (shape, placements, dtype, requires_grad) in entries.items():
         sizes = _shape(shape, name)
-        fitted = fit(read_all(placements, name), sizes, shown.axes, name)
-        placed.append(PlacedTensor(name, shape=sizes, dtype=dtype, placements=fitted, axes=axes, requires_grad=trained))
-    return Sharding(placed[0].name if len(placed) == 1 else "plan", shown, placed)
+        fitted = fit(read_all(placements, name), sizes, parsed.axes, name)
+        placed.append(
+            PlacedTensor(name, shape=sizes, dtype=dtype, placements=fitted, axes=axes, requires_grad=requires_grad)
+        )
+    return Sharding(placed[0].name if len(placed) == 1 else "plan", parsed, placed)
 
 
 def _mesh_of_plan(mesh: MeshLike | Mesh | None) -> Mesh:
@@ -129,26 +138,25 @@ def _mesh_of_plan(mesh: MeshLike | Mesh | None) -> Mesh:
 
 
 def _plan_of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
+    """Return the sharding of tensors; those that are not DTensors are plain, and whole on each rank.
+
+    Raises:
+        UsageError: a tensor has no shape yet, or a mesh is given although there are DTensors.
+    """
     lazy = [name for name, tensor, _ in tensors if is_lazy(tensor)]
     if lazy:
         raise UsageError(f"{lazy[0]} has no shape yet: run the model once, or give it its sizes, before it is shown")
-    meshes = [_mesh(tensor) for _, tensor, _ in tensors]
-    on_mesh = [own for own in meshes if own is not None]
-    if on_mesh and mesh is not None:
+    dtensors = [tensor for _, tensor, _ in tensors if _is_dtensor(tensor)]
+    if dtensors and mesh is not None:
         raise UsageError("mesh= is for plans and plain tensors: DTensors have their own, so leave it out")
-    readings: list[tuple[Reading, ...]] = []
-    if on_mesh:
-        shown, readings = join(on_mesh)
+    readings: dict[int, tuple[Reading, ...]] = {}
+    if dtensors:
+        joint, of_dtensors = join([tensor.device_mesh for tensor in dtensors])  # type: ignore[attr-defined]
+        readings = dict(zip(map(id, dtensors), of_dtensors, strict=True))
     else:
-        shown = _mesh_of_plan(mesh) if mesh is not None else _world()
-    following = iter(readings)
-    axes = [() if own is None else next(following) for own in meshes]
-    placed = [_placed(*named, at) for named, at in zip(tensors, axes, strict=True)]
-    return Sharding(title, shown, placed, _notes(placed, shown, bool(on_mesh)))
-
-
-def _mesh(tensor: torch.Tensor) -> Any:
-    return tensor.device_mesh if _is_dtensor(tensor) else None  # type: ignore[attr-defined]
+        joint = _mesh_of_plan(mesh) if mesh is not None else _world()
+    placed = [_placed(name, tensor, also, readings.get(id(tensor), ())) for name, tensor, also in tensors]
+    return Sharding(title, joint, placed, _notes(placed, joint, has_dtensors=bool(dtensors)))
 
 
 def _placed(name: str, tensor: torch.Tensor, also: tuple[str, ...], axes: tuple[Reading, ...]) -> PlacedTensor:
@@ -165,25 +173,32 @@ def _placed(name: str, tensor: torch.Tensor, also: tuple[str, ...], axes: tuple[
     )
 
 
-def _notes(placed: Sequence[PlacedTensor], mesh: Mesh, any_placed: bool) -> list[str]:
+def _notes(placed: Sequence[PlacedTensor], mesh: Mesh, *, has_dtensors: bool) -> list[str]:
+    """Return a note on plain tensors, if there are any and several ranks."""
     plain = sum(not tensor.placements for tensor in placed)
     if not plain or mesh.size == 1:
         return []
-    which = format_count(plain, "plain tensor") if any_placed else "Plain tensors"
+    which = format_count(plain, "plain tensor") if has_dtensors else "Plain tensors"
     return [f"{which} without placements: each of the {mesh.size:,} ranks has a whole one of its own."]
 
 
 def _world() -> Mesh:
+    """Return a mesh of one axis with all ranks of the default process group; one rank without a group."""
     is_in_group = dist.is_available() and dist.is_initialized()
     return Mesh(("world",), (dist.get_world_size() if is_in_group else 1,))
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # where it is not imported, no DTensor exists
+    module = sys.modules.get("torch.distributed.tensor")  # unless it is imported, there are no DTensors
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def _shape(shape: Any, name: str) -> tuple[int, ...]:
+    """Return a shape as a tuple of sizes; a number is the size of a tensor with one dim.
+
+    Raises:
+        UsageError: it is not a shape.
+    """
     sizes = tuple(shape) if isinstance(shape, Iterable) and not isinstance(shape, (str, torch.Tensor)) else (shape,)
     for size in sizes:
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:

@@ -1,7 +1,7 @@
-"""Groups of ranks that hold equal amounts, found without enumerating the ranks.
+"""Group ranks that hold equal amounts, without enumerating the ranks.
 
-A mesh is split into blocks of coordinates on which each tensor has one local shape. Sizes change only at a few
-coordinates of an axis (`chunks.borders`), so blocks are few however many ranks there are, and everything is computed
+A mesh is split into blocks of coordinates in which each tensor has one local shape. Sizes change only at a few
+coordinates of an axis (`chunks.borders`), so there are few blocks for any number of ranks, and everything is computed
 once per block.
 """
 
@@ -19,7 +19,7 @@ from dsexplore._internal.sharding.joint_mesh import Reading
 from dsexplore._internal.sharding.tensor import PlacedTensor
 
 _MOST_LISTED = 4096
-"""Number of ranks up to which they are written as ranges; beyond, coordinates are written."""
+"""Number of ranks up to which a group is written as ranges of ranks; a larger one is written as coordinates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +28,9 @@ class Blocks:
 
     mesh: Mesh
     starts: tuple[Numbers, ...]
-    """Per axis, the first coordinate of each interval."""
+    """First coordinate of each interval, for each axis."""
     lengths: tuple[Numbers, ...]
-    """Per axis, the number of coordinates of each interval."""
+    """Number of coordinates of each interval, for each axis."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,10 +47,11 @@ class Blocks:
 
     @property
     def coordinates(self) -> tuple[Numbers, ...]:
-        """Per axis, the first coordinates of the blocks; arrays that broadcast to `shape`."""
+        """First coordinates of the blocks, for each axis; arrays that broadcast to `shape`."""
         return self._across(self.starts)
 
     def _across(self, per_axis: Sequence[Numbers]) -> tuple[Numbers, ...]:
+        """Return the values of each axis as an array that broadcasts to `shape`."""
         last = len(per_axis) - 1
         return tuple(values.reshape((-1,) + (1,) * (last - axis)) for axis, values in enumerate(per_axis))
 
@@ -70,7 +71,7 @@ class Blocks:
 
 
 Corner = tuple[tuple[int, ...], tuple[int, ...]]
-"""A block: per axis, its first coordinate and its length."""
+"""A block: its first coordinate on each axis, and its length on each axis."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +79,15 @@ class RankGroup:
     """Ranks with equal values, such as numbers of elements or bytes."""
 
     value: tuple[int, ...]
-    """The values that the ranks share."""
+    """Values that the ranks share."""
     count: int
+    """Number of ranks."""
     first: tuple[int, ...]
     """Coordinates of the group's first rank in mesh order."""
     ranks: str
-    """``"0–6, 8"``; for very many ranks their coordinates, ``"dp 0–2046"``."""
+    """Ranks as text, ``"0–6, 8"``; for very many ranks their coordinates, ``"dp 0–2046"``."""
     blocks: tuple[Corner, ...]
+    """Blocks that make up the group."""
 
     def numbers(self, mesh: Mesh) -> list[int]:
         """Return all ranks of the group, ascending."""
@@ -92,36 +95,38 @@ class RankGroup:
 
 
 def blocks_of(mesh: Mesh, tensors: Iterable[PlacedTensor]) -> Blocks:
-    """Return the fewest blocks of a mesh such that within a block, every tensor has one local shape."""
+    """Return the fewest blocks of a mesh in each of which every tensor has one local shape."""
     borders: list[set[int]] = [{0} for _ in mesh.axes]
-    for placements in {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}.values():
-        for dim in placements.cut_dims():
-            cuts = placements.cuts(dim)
-            levels = nested_borders(placements.shape[dim], [cut for cut, _ in cuts])
-            for (_, axis), here in zip(cuts, levels, strict=True):
-                _mark(borders, axis, here, mesh)
-    starts = tuple(np.array(sorted(here), dtype=np.int64) for here in borders)
-    ends = (np.append(here[1:], size) for here, size in zip(starts, mesh.shape, strict=True))
-    return Blocks(mesh, starts, tuple(end - here for here, end in zip(starts, ends, strict=True)))
+    distinct = {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}
+    for tensor in distinct.values():
+        for dim in tensor.cut_dims():
+            cuts = tensor.cuts(dim)
+            borders_of_cuts = nested_borders(tensor.shape[dim], [cut for cut, _ in cuts])
+            for (_, reading), borders_of_axis in zip(cuts, borders_of_cuts, strict=True):
+                _add_borders(borders, reading, borders_of_axis, mesh)
+    starts = tuple(np.array(sorted(of_axis), dtype=np.int64) for of_axis in borders)
+    lengths = tuple(np.diff(np.append(start, size)) for start, size in zip(starts, mesh.shape, strict=True))
+    return Blocks(mesh, starts, lengths)
 
 
-def _mark(borders: list[set[int]], axis: Reading, here: set[int], mesh: Mesh) -> None:
-    for number, divisor, modulus, weight in axis.terms:
-        size = mesh.shape[number]
-        if here and divisor != 1:
-            borders[number].update(range(size))
-        for border in here:
-            digit = border // weight % modulus
-            around = (digit, digit + 1) if len(axis.terms) > 1 else (digit,)
-            borders[number].update(at for at in around if at < size)
+def _add_borders(borders: list[set[int]], reading: Reading, borders_of_axis: set[int], mesh: Mesh) -> None:
+    """Add the borders on one axis of a tensor's mesh to those on the axes of the shown mesh."""
+    for term in reading.terms:
+        size = mesh.shape[term.axis]
+        if borders_of_axis and term.divisor != 1:
+            borders[term.axis].update(range(size))
+        for border in borders_of_axis:
+            digit = border // term.weight % term.modulus
+            around = (digit, digit + 1) if len(reading.terms) > 1 else (digit,)
+            borders[term.axis].update(at for at in around if at < size)
 
 
 def group_blocks(blocks: Blocks, values: Numbers) -> list[RankGroup]:
     """Return the groups of ranks with equal values, the largest values first.
 
     Args:
-        blocks: the mesh, split into blocks.
-        values: one row of numbers per block; an array with the shape of the blocks and one more dim.
+        blocks: Blocks of the mesh.
+        values: Row of numbers for each block; an array with the shape of the blocks and one more dim.
     """
     rows = values.reshape(math.prod(blocks.shape), values.shape[-1])
     if not rows.shape[1]:
@@ -136,18 +141,26 @@ def group_blocks(blocks: Blocks, values: Numbers) -> list[RankGroup]:
         count = int(sizes[members].sum())
         start, _ = _corner(blocks, int(first[number]))
         result.append(
-            RankGroup(tuple(map(int, distinct[number])), count, start, _ranks_text(blocks, corners, count), corners)
+            RankGroup(
+                value=tuple(map(int, distinct[number])),
+                count=count,
+                first=start,
+                ranks=_ranks_text(blocks, corners, count),
+                blocks=corners,
+            )
         )
     return result
 
 
 def _corner(blocks: Blocks, block: int) -> Corner:
+    """Return first coordinates and lengths of the block with a number."""
     place = np.unravel_index(block, blocks.shape) if blocks.shape else ()
     starts = tuple(int(values[at]) for values, at in zip(blocks.starts, place, strict=True))
     return starts, tuple(int(values[at]) for values, at in zip(blocks.lengths, place, strict=True))
 
 
 def _ranks_text(blocks: Blocks, corners: Sequence[Corner], count: int) -> str:
+    """Return the ranks of some blocks as text: ``all``, ``0–6, 8``, or coordinates."""
     if count == blocks.mesh.size and count > 1:
         return "all"
     if count <= _MOST_LISTED:
@@ -156,6 +169,7 @@ def _ranks_text(blocks: Blocks, corners: Sequence[Corner], count: int) -> str:
 
 
 def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> str:
+    """Return the coordinates of a block as text: ``dp 0–2046, tp 3``."""
     parts = [
         f"{axis} {start}" if length == 1 else f"{axis} {start}–{start + length - 1}"
         for axis, size, start, length in zip(mesh.axes, mesh.shape, starts, lengths, strict=True)
@@ -165,8 +179,8 @@ def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> st
 
 
 def numbers_text(numbers: Numbers, most: int = 4) -> str:
-    """Return numbers as text: ``[0, 1, 2, 6]`` → ``"0–2, 6"``; of many runs the first `most`."""
+    """Return numbers as text: ``[0, 1, 2, 6]`` → ``"0–2, 6"``; only the first `most` ranges."""
     ordered = np.unique(numbers)
-    stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
-    texts = [f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in stretches[:most]]
-    return ", ".join(texts) + (", …" if len(stretches) > most else "")
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
+    texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:most]]
+    return ", ".join(texts) + (", …" if len(runs) > most else "")

@@ -22,17 +22,22 @@ from dsexplore._internal.placement_text import Placement, read, read_all
 from dsexplore._internal.sharding.chunks import Cut, part_size
 from dsexplore._internal.sharding.tensor import PlacedTensor, fit
 from dsexplore._internal.torch_internals.dispatch import without_modes
-from dsexplore._internal.torch_internals.dtensor import mesh_without_groups, plan_redistribution, strided_shard
+from dsexplore._internal.torch_internals.dtensor import (
+    PlannedStep,
+    mesh_without_groups,
+    plan_redistribution,
+    strided_shard,
+)
 from dsexplore._internal.trace.collectives import wire_bytes
 from dsexplore._internal.units import format_bytes, format_count
 
 COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),
-    "ranks": pl.Int64(),  # of the axis: those of the collective's group
-    "before": pl.String(),  # the axis's placement, "S(0)"
+    "ranks": pl.Int64(),  # number of ranks of the axis, and of the collective's group
+    "before": pl.String(),  # placement of the axis, "S(0)"
     "after": pl.String(),
-    "op": pl.String(),  # "" where each rank cuts what it has: nothing is sent
-    "message_bytes": pl.Int64(),  # of rank 0 of the mesh, which sends most
+    "op": pl.String(),  # "" if each rank cuts what it has, and nothing is sent
+    "message_bytes": pl.Int64(),  # message bytes of the mesh's first rank, which sends most
     "wire_bytes": pl.Int64(),
 }
 
@@ -56,11 +61,11 @@ class Redistribution(Result):
     """A tensor before and after a redistribute, and the steps between them; see `Sharding.redistribute`.
 
     Attributes:
-        name: the tensor's.
-        mesh: the ranks.
-        before: the tensor as it lies before; its ``name`` is "before".
-        after: the tensor as it lies afterwards; its ``name`` is "after".
-        steps: in the order in which torch takes them.
+        name: Name of the tensor.
+        mesh: Mesh of the ranks.
+        before: Tensor with its placements before; its ``name`` is "before".
+        after: Tensor with its placements afterwards; its ``name`` is "after".
+        steps: Steps in the order in which torch takes them.
     """
 
     def __init__(self, name: str, mesh: Mesh, before: PlacedTensor, after: PlacedTensor, steps: Sequence[Step]) -> None:
@@ -96,12 +101,13 @@ def redistribution(before: PlacedTensor, mesh: Mesh, placements: Any) -> Redistr
     """Return the steps that redistribute a tensor to other placements.
 
     Args:
-        before: the tensor with its current placements.
-        mesh: the ranks.
-        placements: one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes them.
+        before: Tensor with its current placements.
+        mesh: Mesh of the ranks.
+        placements: Placements, one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes
+            them.
 
     Raises:
-        UsageError: a tensor without a mesh, or placements that do not fit or are Partial.
+        UsageError: the tensor has no mesh, or the placements do not fit or are Partial.
     """
     if not before.placements:
         raise UsageError(
@@ -119,16 +125,16 @@ def redistribution(before: PlacedTensor, mesh: Mesh, placements: Any) -> Redistr
 
 
 def _steps(before: PlacedTensor, after: PlacedTensor) -> list[Step]:
-    """Return the steps of torch's planner, each with what it sends."""
-    axes = 1 + max((term[0] for axis in before.axes for term in axis.terms), default=0)
+    """Return the steps of torch's planner, with the bytes that each sends."""
+    axes = 1 + max((term.axis for reading in before.axes for term in reading.terms), default=0)
     sizes = list(before.local_shape([0] * axes))
     steps = []
-    for number, old, new, whole in _planned(before, after):
-        axis = before.axes[number]
+    for planned in _planned(before, after):
+        axis = before.axes[planned.axis]
         if axis.size > 1:
-            op, numel = _sent(sizes, old, new, axis.size, whole)
+            old, new = read(planned.before), read(planned.after)
+            op, numel = _sent(sizes, old, new, ranks=axis.size, whole=planned.shape)
             message = numel * before.dtype.itemsize
-            sent = wire_bytes(op, message, axis.size) if op else 0
             steps.append(
                 Step(
                     axis=axis.name,
@@ -137,21 +143,21 @@ def _steps(before: PlacedTensor, after: PlacedTensor) -> list[Step]:
                     after=new,
                     op=op,
                     message_bytes=message,
-                    wire_bytes=sent,
+                    wire_bytes=wire_bytes(op, message, axis.size) if op else 0,
                 )
             )
     return steps
 
 
-def _sent(sizes: list[int], old: Placement, new: Placement, ranks: int, whole: Sequence[int]) -> tuple[str, int]:
+def _sent(sizes: list[int], old: Placement, new: Placement, *, ranks: int, whole: Sequence[int]) -> tuple[str, int]:
     """Return the collective and the number of elements of its message; `sizes` is updated to the shape after the step.
 
     Args:
-        sizes: the local shape before the step.
-        old: the axis's placement.
-        new: the axis's placement afterwards.
-        ranks: of the axis.
-        whole: the shape that this axis splits, as the planner gives it.
+        sizes: Local shape before the step.
+        old: Placement of the axis before the step.
+        new: Placement of the axis after the step.
+        ranks: Number of ranks of the axis.
+        whole: Shape that this axis splits, as the planner gives it.
     """
     op, numel = "", 0
     if old.cuts and new.kind == "shard" and old.kind == "shard" and old.dim != new.dim:
@@ -172,19 +178,22 @@ def _sent(sizes: list[int], old: Placement, new: Placement, ranks: int, whole: S
 
 
 def _others(sizes: Sequence[int], dim: int) -> int:
+    """Return the product of the sizes of all dims but one."""
     return math.prod(size for number, size in enumerate(sizes) if number != dim)
 
 
-def _planned(before: PlacedTensor, after: PlacedTensor) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
-    """Return (axis number, placement before, placement after, shape that it splits) per step."""
+def _planned(before: PlacedTensor, after: PlacedTensor) -> list[PlannedStep]:
+    """Return the steps of torch's planner on a mesh without process groups."""
     with without_modes():
         ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])
         mesh = mesh_without_groups(ranks, tuple(f"axis{number}" for number in range(len(before.axes))))
         whole = torch.empty(before.shape, dtype=before.dtype, device="meta")
-        steps = plan_redistribution(
-            mesh, whole, *(list(map(_torchs_placement, tensor.placements)) for tensor in (before, after))
+        return plan_redistribution(
+            mesh,
+            whole,
+            before=list(map(_torchs_placement, before.placements)),
+            after=list(map(_torchs_placement, after.placements)),
         )
-    return [(step.axis, read(step.before), read(step.after), step.shape) for step in steps]
 
 
 def _torchs_placement(placement: Placement) -> Any:

@@ -1,4 +1,4 @@
-"""A sharding in words: how much of a tensor, or of a model's parameters and states, a rank holds."""
+"""The sentences on a sharding: how much of a tensor, or of a model's parameters and states, a rank holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsexplore._internal.units import format_bytes, format_count
 
 
 def verdict_of_model(mesh: Mesh, tensors: Sequence[PlacedTensor]) -> str:
-    """Return how much memory the rank needs that holds most."""
+    """Return the sentence on the memory of the rank that holds most."""
     if not tensors:
         return "No parameters."
     worst, *others = memory_groups(mesh, tensors, Assumptions())
@@ -26,14 +26,14 @@ def verdict_of_model(mesh: Mesh, tensors: Sequence[PlacedTensor]) -> str:
 
 
 def verdict_of_tensor(tensor: PlacedTensor, groups: Sequence[RankGroup], ranks: int) -> str:
-    """Return how much of a tensor a rank holds: ``Each rank holds 2 × 8, 64 B of 256 B.``
+    """Return the sentence on how much of a tensor a rank holds: ``Each rank holds 2 × 8, 64 B of 256 B.``
 
     Args:
-        tensor: the tensor.
-        groups: ranks by local shape.
-        ranks: number of ranks on the mesh.
+        tensor: Tensor with its placements.
+        groups: Groups of ranks with the same local shape, which is their value.
+        ranks: Number of ranks on the mesh.
     """
-    nothing = sum(group.count for group in groups if not math.prod(group.value))
+    empty = sum(group.count for group in groups if not math.prod(group.value))
     shapes = sorted((math.prod(group.value), group.value) for group in groups if math.prod(group.value))
     if not shapes:
         return "The tensor has no elements."
@@ -49,8 +49,8 @@ def verdict_of_tensor(tensor: PlacedTensor, groups: Sequence[RankGroup], ranks: 
         if least < most:
             sizes = f"{format_bytes(least * size)} to {sizes}"
         held = f"{shape_text(smallest)} to {shape_text(largest)}, {sizes}{whole}{part}"
-    if nothing:
-        return f"{format_count(nothing, 'rank')} of {ranks:,} hold nothing; each other holds {held}."
+    if empty:
+        return f"{format_count(empty, 'rank')} of {ranks:,} hold nothing; each other holds {held}."
     return f"Each rank holds {held}."
 
 

@@ -18,15 +18,15 @@ from dsexplore._internal.units import format_count
 
 @dataclass(frozen=True)
 class PlacedTensor:
-    """A tensor, and how each axis of its mesh places it."""
+    """A tensor with the placement of each axis of its mesh."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     placements: tuple[Placement, ...]
-    """One per axis of the tensor's own mesh; none for a plain tensor, which every rank holds whole."""
+    """Placements, one per axis of the tensor's own mesh; empty for a plain tensor, which every rank holds whole."""
     axes: tuple[Reading, ...]
-    """For each axis of the tensor's own mesh, how its coordinate follows from those on the shown mesh."""
+    """Axes of the tensor's own mesh, each with the map from coordinates on the shown mesh to its own."""
     requires_grad: bool = True
     also: tuple[str, ...] = ()
     """Other names of the same tensor."""
@@ -60,23 +60,23 @@ class PlacedTensor:
         return sorted({placement.dim for placement in self.placements if placement.cuts})
 
     def dim_size(self, dim: int, coordinates: Sequence[Any]) -> Any:
-        """Return the number of indices of a dim held at those coordinates; numbers, or arrays that broadcast."""
+        """Return the number of indices of a dim that ranks hold; coordinates are numbers, or arrays that broadcast."""
         size: Any = self.shape[dim]
         for cut, axis in self.cuts(dim):
             size = part_size(size, cut, axis(coordinates))
         return size
 
     def local_shape(self, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the local tensor on the rank at those coordinates."""
+        """Return the shape of the local tensor on the rank at these coordinates."""
         return tuple(int(self.dim_size(dim, coordinates)) for dim in range(len(self.shape)))
 
     def dim_ranges(self, dim: int, coordinates: Sequence[int]) -> list[Range]:
-        """Return the indices of a dim that the rank at those coordinates holds."""
+        """Return the indices of a dim that the rank at these coordinates holds."""
         cuts = self.cuts(dim)
         return held_ranges(self.shape[dim], [cut for cut, _ in cuts], [int(axis(coordinates)) for _, axis in cuts])
 
     def ranges(self, coordinates: Sequence[int]) -> tuple[list[Range], ...]:
-        """Return the indices of each dim that the rank at those coordinates holds."""
+        """Return the indices of each dim that the rank at these coordinates holds."""
         return tuple(self.dim_ranges(dim, coordinates) for dim in range(len(self.shape)))
 
 
@@ -85,8 +85,14 @@ def fit(
 ) -> tuple[Placement, ...]:
     """Return the placements with negative dims resolved, after checking that they fit the shape and the mesh.
 
+    Args:
+        placements: Placements of the tensor.
+        shape: Global shape of the tensor.
+        axes: Names of the axes of the mesh.
+        what: Name of the tensor, for errors.
+
     Raises:
-        UsageError: more or fewer placements than axes, or a dim that the tensor does not have.
+        UsageError: there are more or fewer placements than axes, or a dim that the tensor does not have.
     """
     listed = ", ".join(map(str, placements)) or "none"
     if len(placements) != len(axes):

@@ -1,1 +1,1 @@
-"""What a difference looks like: a rule a module, each with the change to try."""
+"""Rules that recognize the reason of a difference, a module per reason, each with the change to try."""

@@ -1,4 +1,4 @@
-"""All rules, in the order in which they are asked: the narrower first."""
+"""All rules, in the order in which they are tried: narrow ones first."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ RULES: tuple[Rule, ...] = (
     given_input.rule,
 )
 MOST_TRIED = 12
-"""Layouts of one tensor that each rule looks at, those that agree best."""
+"""Number of layouts of one tensor that each rule is tried on, those that agree best."""
 
 
 def explain(entry: Compared, comparison: Comparison) -> Match | None:
-    """Return what the first rule says that fits an entry; None if none fits."""
+    """Return the match of the first rule that fits an entry; None if none fits."""
     layouts = entry.alternatives[:MOST_TRIED] or [entry.parts]
     for rule in RULES:
         for parts in layouts:

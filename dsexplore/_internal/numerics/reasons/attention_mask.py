@@ -1,4 +1,4 @@
-"""Right at some positions of a sequence, or in some sequences, alone: as where a mask hides too much or too little."""
+"""Recognize attention whose mask hides too much or too little: only some positions, or some sequences, are right."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dsexplore._internal.numerics.reasons.match import LENIENCE, Match, runs_tex
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for a dim, not that of features, with positions that are right on all ranks and others that are wrong."""
+    """Look for a dim, other than that of features, with some positions that are right on all ranks, and wrong ones."""
     if entry.phase != "forward" or entry.whole.dim() < 3:
         return None
     for dim in range(1, entry.whole.dim() - 1):
         wrong = _wrong_positions(parts, entry, dim)
         if wrong is None or not bool(wrong.any()) or bool(wrong.all()):
             continue
-        within_a_rank = any(0 < int(wrong[part.indices[dim]].sum()) < len(part.indices[dim]) for part in parts)
-        if not within_a_rank and not _is_in_attention(entry.record.module):
+        differs_within_a_rank = any(0 < int(wrong[part.indices[dim]].sum()) < len(part.indices[dim]) for part in parts)
+        if not differs_within_a_rank and not _is_in_attention(entry.record.module):
             continue
         right = (~wrong).nonzero().flatten()
         if right.tolist() == [0]:
-            continue  # under a causal mask the first position attends to itself alone, whatever query and key are
+            continue  # under a causal mask the first position attends only to itself, whatever query and key are
         looks = f"only positions {runs_text(right)} of dim {dim} are right, of {entry.whole.shape[dim]}"
         change = (
             "compare each rank's mask, and its positions, with its rows and columns of the whole: causal order counts "
@@ -36,7 +36,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _match_rows(parts: Sequence[Part], entry: Compared) -> Match | None:
-    """Look for attention that is right in some sequences of the batch and wrong in others, as by a mask of padding."""
+    """Look for attention that is right only in some sequences of the batch, because of a wrong mask of padding."""
     wrong = _wrong_positions(parts, entry, 0) if _is_in_attention(entry.record.module) else None
     if wrong is None or not bool(wrong.any()) or bool(wrong.all()):
         return None
@@ -50,11 +50,12 @@ def _match_rows(parts: Sequence[Part], entry: Compared) -> Match | None:
 
 
 def _is_in_attention(module: str) -> bool:
+    """Return True if a part of the module's path is a usual name of attention."""
     return any(part.lower().startswith(("att", "self_att", "mha", "mixer")) for part in module.split("."))
 
 
 def _wrong_positions(parts: Sequence[Part], entry: Compared, dim: int) -> Tensor | None:
-    """Return for each position of a dim whether it is wrong somewhere; None where parts do not fit."""
+    """Return a mask of the positions of a dim that are wrong on any rank; None if shapes differ."""
     wrong = torch.zeros(entry.whole.shape[dim], dtype=torch.bool)
     for part in parts:
         if part.value.shape != part.expected.shape:

@@ -1,4 +1,4 @@
-"""Find ranks whose dropout is wrong: different masks where they should be equal, or equal masks where not.
+"""Recognize wrong dropout: masks that differ and should be equal, or are equal and should differ.
 
 A rank with part of a batch cannot draw the mask of the whole batch, so dropout is off while values are compared. A run
 of its own compares masks: those of replicas of one activation, of forward and its recomputation in backward, and the
@@ -50,13 +50,14 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _differs_in_zeros(part: Part, entry: Compared) -> bool:
+    """Return True if a part agrees with the reference where neither is zero, and both have a share of zeros."""
     value, expected = part.value, part.expected
     if value.shape != expected.shape or value.numel() < FEWEST:
         return False
-    zeros, of_reference = value == 0, expected == 0
-    kept = ~(zeros | of_reference)
-    shares = float(zeros.double().mean()), float(of_reference.double().mean())
-    return min(shares) >= LEAST_SHARE and bool(kept.any()) and is_near(value[kept], expected[kept], entry)
+    is_zero, is_zero_in_reference = value == 0, expected == 0
+    mask = ~(is_zero | is_zero_in_reference)
+    share = min(float(is_zero.double().mean()), float(is_zero_in_reference.double().mean()))
+    return share >= LEAST_SHARE and bool(mask.any()) and is_near(value[mask], expected[mask], entry)
 
 
 def wrong_draws(comparison: Comparison) -> Iterator[tuple[int, WrongDraw]]:
@@ -110,11 +111,17 @@ def _draws_of(comparison: Comparison, entry: Compared) -> dict[tuple[int, int], 
 
 def _different_masks_on_replicas(comparison: Comparison, step: int) -> Iterator[WrongDraw]:
     """Yield replicated outputs of dropout whose replicas dropped different elements."""
-    for entry in comparison.of("forward", step) if comparison.draws else ():
-        drawn = _draws_of(comparison, entry)
-        for group in replicas(entry.parts) if drawn else ():
-            here = {part.holder.rank: drawn.get((part.holder.rank, part.holder.call), []) for part in group}
-            draws = {rank: of_rank for rank, of_rank in here.items() if of_rank}
+    if not comparison.draws:
+        return
+    for entry in comparison.of("forward", step):
+        draws_of_calls = _draws_of(comparison, entry)
+        if not draws_of_calls:
+            continue
+        for group in replicas(entry.parts):
+            draws: dict[int, list[Draw]] = {}
+            for part in group:
+                if of_call := draws_of_calls.get((part.holder.rank, part.holder.call)):
+                    draws[part.holder.rank] = of_call
             first = next(iter(draws.values()), [])
             if all(_are_same(first, of_rank) for of_rank in draws.values()):
                 continue
@@ -132,14 +139,20 @@ def _equal_masks_on_parts(comparison: Comparison, step: int) -> Iterator[WrongDr
 
     Shards of other rows or positions may have equal masks. DTensors are skipped: on CPUs they draw equal masks.
     """
-    for entry in comparison.of("forward", step) if comparison.draws else ():
-        drawn = _draws_of(comparison, entry)
-        for first, second in combinations(entry.parts, 2) if drawn else ():
-            ours, others = (drawn.get((part.holder.rank, part.holder.call), []) for part in (first, second))
-            if not _are_sharded_by_features(first, second) or not ours or any(draw.is_dtensor for draw in ours):
+    if not comparison.draws:
+        return
+    for entry in comparison.of("forward", step):
+        draws_of_calls = _draws_of(comparison, entry)
+        if not draws_of_calls:
+            continue
+        for first, second in combinations(entry.parts, 2):
+            draws = draws_of_calls.get((first.holder.rank, first.holder.call), [])
+            other_draws = draws_of_calls.get((second.holder.rank, second.holder.call), [])
+            if not _are_sharded_by_features(first, second) or not draws or any(draw.is_dtensor for draw in draws):
                 continue
-            counts = [(draw.values.numel(), int(draw.values.count_nonzero())) for draw in ours]
-            if _are_same(ours, others) and all(of >= FEWEST and 0 < some < of for of, some in counts):
+            counts = [(draw.values.numel(), int(draw.values.count_nonzero())) for draw in draws]
+            drops_some = all(size >= FEWEST and 0 < dropped < size for size, dropped in counts)
+            if _are_same(draws, other_draws) and drops_some:
                 ranks = tuple(sorted({first.holder.rank, second.holder.rank}))
                 looks = "these ranks hold different features, and drop the same elements of them"
                 yield WrongDraw("forward", entry.record.module, ranks, Match("dropout", looks, CHANGE))
@@ -147,10 +160,12 @@ def _equal_masks_on_parts(comparison: Comparison, step: int) -> Iterator[WrongDr
 
 
 def _are_sharded_by_features(first: Part, second: Part) -> bool:
-    """Return True if two parts differ in features (the last dim) or heads (dim 1 of four) alone."""
+    """Return True if two parts differ only in features (the last dim), or only in heads (dim 1 of four)."""
     dims = len(first.indices)
     differing = [dim for dim in range(dims) if not torch.equal(first.indices[dim], second.indices[dim])]
-    return len(differing) == 1 and (differing[0] == dims - 1 > 0 or (differing[0] == 1 and dims == 4))
+    is_by_features = dims > 1 and differing == [dims - 1]
+    is_by_heads = dims == 4 and differing == [1]
+    return is_by_features or is_by_heads
 
 
 def _different_probabilities(comparison: Comparison) -> Iterator[WrongDraw]:
@@ -192,6 +207,6 @@ def _probabilities(module: str, reference: RunRecord, rank: RunRecord) -> tuple[
 
 
 def _has_same_parent(module: str, path: str) -> bool:
-    """Return True if a path is the parent of a module, or in it."""
+    """Return True if a path is the parent of a module, or inside the parent."""
     parent = module.rpartition(".")[0]
     return not parent or path == parent or path.startswith(f"{parent}.")

@@ -1,4 +1,4 @@
-"""Values that are n times or 1/n of the reference's."""
+"""Recognize values that are n times or 1/n of the reference's."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     if times > MOST:
         is_scale = entry.phase in ("gradient", "optimizer") and factor > 1 and times & (times - 1) == 0
         change = "unscale gradients before the optimizer reads them, as GradScaler.unscale_ and GradScaler.step do"
-        return (
-            Match("factor", f"it is {times:,} times the reference's, a scale of the loss", change) if is_scale else None
-        )
+        if not is_scale:
+            return None
+        return Match("factor", f"it is {times:,} times the reference's, a scale of the loss", change)
     axes = axes_of_size(comparison.mesh, times)
-    of = f", as many as ranks of {axes}" if axes else ""
+    number_of_ranks = f", as many as ranks of {axes}" if axes else ""
     if factor > 1:
         return Match(
             "factor",
-            f"it is {times} times the reference's{of}",
+            f"it is {times} times the reference's{number_of_ranks}",
             f"take the mean where it is summed: divide by {times}, in the loss or in the reduction",
         )
     return Match(
         "factor",
-        f"it is 1/{times} of the reference's{of}",
+        f"it is 1/{times} of the reference's{number_of_ranks}",
         f"divide by {times} once: sum where it is averaged a second time, or scale the loss by {times}",
     )
 
@@ -84,18 +84,17 @@ def common_factor(parts: Sequence[Part], entry: Compared) -> float | None:
 
 
 def loss_scale(comparison: Comparison, step: int) -> float:
-    """Return how many times the reference's the loss of a rank is: the factor of the first gradient that has one; 1 for
-    none.
+    """Return the factor between a rank's loss and the reference's: that of the first gradient that has one, else 1.
 
-    Where ``dp=2`` cuts the batch and each rank takes the mean over its own rows, gradients of outputs are twice the
-    reference's.
+    Worked example: ``dp=2`` shards the batch, and each rank takes the mean over its own rows. Then gradients of outputs
+    are twice the reference's.
     """
     factors = (common_factor(entry.parts, entry) for entry in comparison.of("backward", step))
     return next((factor for factor in factors if factor is not None), 1.0)
 
 
 def axes_of_size(mesh: Mesh, size: int) -> str:
-    """Return the axes of a mesh whose ranks are so many: ``tp``, ``dp or tp``, or ``dp × tp``; empty for none."""
+    """Return the axes of a mesh that have `size` ranks: ``tp``, ``dp or tp``, or ``dp × tp``; empty if none have."""
     axes = dict(zip(mesh.axes, mesh.shape, strict=True))
     for count in range(1, len(axes) + 1):
         fitting = [chosen for chosen in combinations(axes, count) if prod(axes[axis] for axis in chosen) == size]

@@ -1,4 +1,4 @@
-"""Layers whose shards do not fit together, such as fused query, key and value that were sharded as one matrix."""
+"""Recognize layers whose shards do not match, such as fused query, key and value that were sharded as one matrix."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dsexplore._internal.numerics.reasons.match import Match, runs_text
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for a layer of the same module whose rows on a rank do not match this layer's columns.
 
-    If the other layer has n times as many rows as this one has columns, a rank needs the rows with its columns' numbers
-    in each of the n parts (query, key, value). If it has fewer, as keys of grouped queries, it needs the same share.
-    A module without a weight, as of activations or dropout, has the columns of a sibling that takes as many.
+    If the other layer has n times as many rows as this one has columns, a rank needs the rows with the numbers of its
+    columns in each of the n parts (query, key, value). If it has fewer, as for keys of grouped queries, a rank needs
+    the same share of them. For a module without a weight, such as dropout, the columns of a sibling are used.
 
-    Worked example: 16 columns of ``wo``, 48 rows of ``qkv``, two ranks: with columns 0 to 7 go rows 0 to 7, 16 to 23
-    and 32 to 39. A rank that holds rows 0 to 23 has all of query and half of key. Of 8 rows of ``wv``, rows 0 to 3.
+    Worked example: ``wo`` has 16 columns, ``qkv`` 48 rows, and there are two ranks. Columns 0 to 7 match rows 0 to 7,
+    16 to 23 and 32 to 39. A rank with rows 0 to 23 has all of query and half of key. Of 8 rows of ``wv``, 0 to 3 match.
     """
     if entry.phase != "forward" or not entry.wrong_ranks:
         return None
@@ -37,7 +37,14 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _cut_otherwise(comparison: Comparison, rank: int, weight: str, columns: tuple[Tensor, int]) -> Match | None:
-    """Return what to say of a layer whose rows on a rank do not go with columns of a weight there; None for none."""
+    """Return the match for a layer whose rows on a rank do not match columns of a weight there; None without one.
+
+    Args:
+        comparison: The compared runs.
+        rank: Rank whose shards are looked at.
+        weight: Name of the weight.
+        columns: Indices of its columns that the rank holds, and the number of all columns.
+    """
     for name in _weights_of(comparison, weight.removesuffix(".weight").rpartition(".")[0]):
         rows = _held(comparison, name, rank, 0)
         if name == weight or rows is None:
@@ -56,19 +63,21 @@ def _cut_otherwise(comparison: Comparison, rank: int, weight: str, columns: tupl
 
 def _needed(columns: tuple[Tensor, int], rows: int) -> Tensor | None:
     """Return the rows that match the held columns, ascending; None if neither size is a multiple of the other."""
-    held, size = columns
+    indices, size = columns
     if rows % size == 0:
-        return torch.cat([held.sort().values + part * size for part in range(rows // size)])
-    return (held // (size // rows)).unique() if size % rows == 0 else None
+        return torch.cat([indices.sort().values + part * size for part in range(rows // size)])
+    return (indices // (size // rows)).unique() if size % rows == 0 else None
 
 
 def _ratio(rows: int, columns: int) -> str:
+    """Return the ratio of two numbers as text: ``as many``, ``3 times as many`` or ``1/2 as many``."""
     if rows == columns:
         return "as many"
     return f"{rows // columns} times as many" if rows > columns else f"1/{columns // rows} as many"
 
 
 def _weights_of(comparison: Comparison, parent: str) -> list[str]:
+    """Return the names of the weights of a module's children."""
     names = [entry.record.name for entry in comparison.entries if entry.record.step == 0 and entry.phase == "optimizer"]
     return [name for name in names if name.endswith(".weight") and name.rpartition(".")[0].rpartition(".")[0] == parent]
 

@@ -1,4 +1,4 @@
-"""What a linear layer was given is in another order, a part, or another multiple: its input is computed back."""
+"""Recognize linear layers with a wrong input, which is computed back from the output: permuted, partial or scaled."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from dsexplore._internal.numerics.reasons import factor, misplaced_slices, missi
 from dsexplore._internal.numerics.reasons.match import Match, is_near
 
 MOST_INPUTS = 1024
-"""Of a layer whose weight is inverted."""
+"""Largest number of inputs of a layer whose weight is inverted."""
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Ask other rules about the input of a linear layer of which each rank has the whole output.
+    """Try other rules on the input of a linear layer whose whole output each rank has.
 
-    Its weight has at least as many rows as columns, so in float64 the input follows from output, weight and bias.
+    If the weight has at least as many rows as columns, in float64 the input follows from output, weight and bias.
     """
-    given = _input_entry(parts, entry, comparison)
-    if given is None:
+    inputs = _input_entry(parts, entry, comparison)
+    if inputs is None:
         return None
     for other in (missing_reduction.rule, misplaced_slices.shift, misplaced_slices.permutation, factor.rule):
-        match = other(given.parts, given, comparison)
+        match = other(inputs.parts, inputs, comparison)
         if match is not None:
             return replace(match, looks_like=f"in its input, computed back by its weight, {match.looks_like}")
     return None
 
 
 def _input_entry(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Compared | None:
-    """Return the inputs of a linear layer as an entry; None where they do not follow from its outputs."""
+    """Return the inputs of a linear layer as an entry; None if they do not follow from its outputs."""
     if entry.phase != "forward" or entry.record.name != "output" or entry.whole.dim() < 2:
         return None
     weight = _parameter_before_step(comparison, entry, "weight")
@@ -60,7 +60,7 @@ def _input_entry(parts: Sequence[Part], entry: Compared, comparison: Comparison)
         expected = block(whole, indices)
         shards.append(Part(part.holder, value, indices, expected, factor=1.0, error=rms(value - expected)))
     allowed = entry.allowed * max(float(torch.linalg.matrix_norm(inverse, 2)), 1.0)
-    return Compared(entry.record, whole, shards, allowed, rms(whole))
+    return Compared(record=entry.record, whole=whole, parts=shards, allowed=allowed, scale=rms(whole))
 
 
 def _parameter_before_step(comparison: Comparison, entry: Compared, name: str) -> Tensor | None:

@@ -1,9 +1,12 @@
-"""Gradients are clipped, or updates scaled, by the norm of a part of them."""
+"""Recognize gradients that are clipped, or updates that are scaled, by the norm of one rank's part."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from dsexplore._internal.numerics.compared_runs import Comparison
 from dsexplore._internal.numerics.compared_values import Compared, Part, factor_between
@@ -17,7 +20,7 @@ CHANGE = (
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for one factor of all gradients of each rank, where the reference's gradients are clipped."""
+    """Look for one factor of all gradients of each rank, if the reference's gradients are clipped."""
     if entry.phase == "optimizer":
         return _match_update(parts, entry)
     if entry.phase != "gradient":
@@ -41,9 +44,9 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _clipped_first(entries: Sequence[Compared], comparison: Comparison, step: int, norm: float) -> Match | None:
-    """Look for gradients that all ranks hold alike, shorter than the reference's clipped ones, of right backwards.
+    """Look for gradients that are equal on all ranks and shorter than the reference's, after a right backward.
 
-    The mean of vectors of one length, as of gradients that each rank has clipped, is shorter than that.
+    Gradients that each rank has clipped have the same length, and their mean is shorter than that.
     """
     backward = comparison.of("backward", step)
     if any(entry.is_right for entry in entries if entry.scale > entry.allowed) or not backward:
@@ -68,9 +71,9 @@ def _clipped_first(entries: Sequence[Compared], comparison: Comparison, step: in
 
 
 def _match_update(parts: Sequence[Part], entry: Compared) -> Match | None:
-    """Look for updates that each rank scales by norms of its shard, where the reference has those of the parameter.
+    """Look for updates that each rank scales by norms of its shard, and the reference by norms of the parameter.
 
-    So do LARS and LAMB by the norm of the parameter over that of the update, and Adafactor by that of the update.
+    LARS and LAMB scale by the norm of the parameter over that of the update, Adafactor by the norm of the update.
     """
     before = entry.record.value.double() - entry.whole
     by_update, by_both = [], []
@@ -101,7 +104,7 @@ def _match_update(parts: Sequence[Part], entry: Compared) -> Match | None:
 
 
 def _factor(rank: int, entries: Sequence[Compared]) -> float | None:
-    """Return the factor of all gradients of a rank; None where they have none in common."""
+    """Return the common factor of all gradients of a rank; None if there is none."""
     products = squares = 0.0
     parts = [(part, entry) for entry in entries for part in entry.parts if part.holder.rank == rank]
     for part, _ in parts:
@@ -115,17 +118,15 @@ def _factor(rank: int, entries: Sequence[Compared]) -> float | None:
 
 
 def _norm_of_reference(entries: Sequence[Compared]) -> float:
-    seen: list[Compared] = []
+    """Return the norm of all gradients of the reference; equal ones are of a tied parameter, and count once."""
+    distinct: list[Tensor] = []
     for entry in entries:
-        is_tied = any(
-            other.whole.shape == entry.whole.shape and bool((other.whole == entry.whole).all()) for other in seen
-        )
-        if not is_tied:
-            seen.append(entry)
-    return math.sqrt(sum(float((entry.whole**2).sum()) for entry in seen))
+        if not any(torch.equal(entry.whole, gradient) for gradient in distinct):
+            distinct.append(entry.whole)
+    return math.sqrt(sum(float((gradient**2).sum()) for gradient in distinct))
 
 
 def _is_round(norm: float) -> bool:
-    """Return True if a norm has two digits but for what clipping adds to it."""
+    """Return True if a norm has two digits, up to the small constant that clipping adds."""
     rounded = float(f"{norm:.2g}")
     return norm > 0 and abs(norm - rounded) <= 2e-4 * rounded

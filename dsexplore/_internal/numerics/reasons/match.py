@@ -1,4 +1,4 @@
-"""`Match`: what a rule says of a tensor whose numbers differ."""
+"""`Match`: the reason that a rule recognizes in a tensor whose numbers differ."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Reason = Literal[
     "local norm",
     "padding",
 ]
-"""In the order of this list:
+"""Reasons of a difference:
 
-* ``factor``: n times or 1/n of what is right: summed where it should be averaged, reduced twice, or scaled twice;
-* ``missing reduction``: each rank has its part, and their sum or mean is right; or a softmax of its own columns;
+* ``factor``: n times or 1/n of the right values: summed instead of averaged, reduced twice, or scaled twice;
+* ``missing reduction``: each rank has its part, and their sum or mean is right; or a softmax over its own columns;
 * ``permutation``: the right rows, columns or heads in another order;
-* ``shift``: what is right at other positions, as of another rank's chunk;
-* ``mask``: right at some positions of a sequence, or in some sequences, alone;
+* ``shift``: the right values at other positions, such as those of another rank's chunk;
+* ``mask``: right only at some positions of a sequence, or only in some sequences;
 * ``dropout``: ranks that should drop the same elements drop others, or backward others than forward;
 * ``stale parameters``: ranks began with different parameters, or some do not get an update;
 * ``stale gradients``: gradients of earlier steps are still in those of this one;
@@ -44,25 +44,25 @@ REASONS: tuple[Reason, ...] = get_args(Reason)
 
 @dataclass(frozen=True)
 class Match:
-    """The reason of a difference, with what shows it and what to change."""
+    """The reason of a difference, with the evidence and a change to try."""
 
     reason: Reason
     looks_like: str
-    """What the numbers show, as a clause: ``the sum over tp is right``."""
+    """Evidence in the numbers, as a clause: ``the sum over tp is right``."""
     change: str
-    """The change to try, as an imperative."""
+    """Change to try, as an imperative."""
     axes: tuple[str, ...] = ()
-    """Of the mesh, those over which a reduction is missing."""
+    """Mesh axes over which a reduction is missing."""
 
 
 Rule = Callable[[Sequence[Part], Compared, Comparison], Match | None]
-"""Looks at the parts of an entry in one layout, whose numbers are not right in it."""
+"""Function that returns the match for the parts of a wrong entry in one layout; None if it does not fit."""
 LENIENCE = 1000.0
-"""How many times what rounding does may remain where a rule explains a difference."""
+"""Difference that may remain after a rule explains the rest, as a multiple of the allowed rounding."""
 
 
 def is_near(value: Tensor, expected: Tensor, entry: Compared, factor: float = 1.0) -> bool:
-    """Return True if values are those expected up to rounding."""
+    """Return True if values are the expected ones up to rounding; `factor` is a factor that these contain."""
     if value.shape != expected.shape:
         return False
     return rms(value - expected) <= LENIENCE * entry.allowed * max(abs(factor), 1.0)

@@ -1,4 +1,4 @@
-"""Right slices of the reference at wrong places of a dim: in another order, or shifted."""
+"""Recognize right slices of the reference at wrong positions of a dim: in another order, or shifted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOLERANCE = 1e-8
 
 
 def _matched_slices(parts: Sequence[Part], entry: Compared) -> Iterator[tuple[int, list[tuple[Part, Tensor]]]]:
-    """Yield each dim along which every part consists of the reference's slices, with the indices of these."""
+    """Yield each dim along which all parts consist of slices of the reference, with the parts and their indices."""
     for dim in range(entry.whole.dim()):
         if entry.whole.shape[dim] < 2:
             continue
@@ -39,19 +39,19 @@ def _matched_slices(parts: Sequence[Part], entry: Compared) -> Iterator[tuple[in
 
 
 def _among_same_slices(part: Tensor, whole: Tensor, dim: int, places: Tensor) -> Tensor | None:
-    """Return which slices of a whole, of which several are the same, those of a part are.
+    """Return the index in a whole, with several equal slices, of each slice of a part.
 
-    Slices that are right where they are stay there; of the same ones the first that are left are used.
+    A slice at its right place keeps that index. The others get the first unused index of an equal slice.
 
     Args:
-        part: its slices along `dim` are looked for.
-        whole: where they are looked for.
-        dim: the dim.
-        places: where the part belongs.
+        part: Tensor whose slices along `dim` are searched.
+        whole: Tensor in which they are searched.
+        dim: Dim of the slices.
+        places: Indices where the part belongs.
 
     Returns:
-        None unless each slice is found, as often as it is there, and those that have moved are two different ones at
-        least, none of them zero: such ones are rather masked.
+        None if a slice is missing or too frequent. None, too, if fewer than two different slices have moved, or one of
+        them is zero, because they are more likely masked.
     """
     rows, of = (tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1).double() for tensor in (part, whole))
     if not rows.numel() or rows.shape[1] != of.shape[1] or len(places) != len(rows):
@@ -110,11 +110,11 @@ def permutation(parts: Sequence[Part], entry: Compared, comparison: Comparison) 
 
 
 _FARTHEST = 3
-"""Positions by which a sequence is looked at as shifted within a rank."""
+"""Largest number of positions by which a sequence may be shifted within a rank."""
 
 
 def shift(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for a dim along which ranks hold neighboring slices of the reference from another position on."""
+    """Look for a dim along which ranks hold consecutive slices of the reference from another position."""
     for dim, matched in _matched_slices(parts, entry):
         if dim == entry.whole.dim() - 1 and dim:
             continue  # features have no positions
@@ -135,11 +135,11 @@ def shift(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Mat
 
 
 def _describe_sources(entry: Compared, comparison: Comparison) -> str | None:
-    """Say which right outputs that this one is computed of have other positions of the sequence on a rank.
+    """Return a clause on two right outputs from which this one is computed, if a rank has other positions of each.
 
-    Worked example: tokens are dealt in pairs of a head and a tail chunk, and positions count on: rank 0 of two has rows
-    0:2 and 6:8 of the embedding's output, and rows 0:4 of the positions'. Dims are counted from the last one, as in
-    broadcasting.
+    Worked example: tokens are divided in pairs of a head and a tail chunk, and positions are not. Rank 0 of two has
+    rows 0:2 and 6:8 of the embedding's output, and rows 0:4 of the positions' output. Dims are counted from the last
+    one, as in broadcasting.
     """
     if entry.phase != "forward" or entry.whole.dim() < 2:
         return None
@@ -165,11 +165,11 @@ def _describe_sources(entry: Compared, comparison: Comparison) -> str | None:
 
 
 def _positions(entry: Compared, back: int) -> dict[int, Tensor]:
-    """Return {rank: its indices of a dim that is counted from the last one, in calls in turn}."""
+    """Return {rank: its indices of the dim `back` from the end, of all calls}."""
     by_rank: dict[int, list[Tensor]] = {}
     for part in entry.parts:
         by_rank.setdefault(part.holder.rank, []).append(part.indices[-back])
-    return {rank: torch.cat(every) for rank, every in by_rank.items()}
+    return {rank: torch.cat(indices) for rank, indices in by_rank.items()}
 
 
 def _shift_match(looks_like: str) -> Match:
@@ -181,14 +181,16 @@ def _shift_match(looks_like: str) -> Match:
 
 
 def _is_run(indices: Tensor, size: int) -> bool:
+    """Return True if indices are consecutive, modulo the size of the dim."""
     return bool((indices.diff() % size == 1).all())
 
 
 def _is_shifted(part: Part, dim: int, by: int, entry: Compared) -> bool:
+    """Return True if a part has the expected values, shifted by `by` positions of a dim."""
     size = part.value.shape[dim]
     if size <= 2 * abs(by) or part.value.shape != part.expected.shape:
         return False
-    kept = size - abs(by)
-    value = part.value.narrow(dim, max(by, 0), kept)
-    expected = part.expected.narrow(dim, max(-by, 0), kept)
+    length = size - abs(by)
+    value = part.value.narrow(dim, max(by, 0), length)
+    expected = part.expected.narrow(dim, max(-by, 0), length)
     return is_near(value, expected * part.factor, entry, part.factor) and bool(expected.any())

@@ -1,4 +1,4 @@
-"""Each rank has its part, and nothing reduces them."""
+"""Recognize a missing reduction: the sum or the mean of the ranks' values is right."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def factor_of_sum(parts: Sequence[Part], axes: Collection[str], entry: Compared) -> float | None:
-    """Return how many times the reference the sum of replicas over these axes is; None where it is not a multiple."""
+    """Return the factor between the sum of replicas over these axes and the reference; None if it is not a multiple."""
     factors = [_factor(summed, entry) for group in replicas(parts) for summed in _gathered(group, axes)]
     comparable = [factor for factor in factors if factor is not None]
     is_common = len(comparable) == len(factors) and all(is_close(factor, comparable[0]) for factor in comparable)
@@ -40,21 +40,21 @@ def factor_of_sum(parts: Sequence[Part], axes: Collection[str], entry: Compared)
 
 
 def _gathered(group: Sequence[Part], axes: Collection[str]) -> Iterator[list[Part]]:
-    """Yield the parts of a group that differ in their coordinates on these axes alone."""
-    by_rest: dict[tuple[int, ...], list[Part]] = {}
+    """Yield the parts of a group that differ only in their coordinates on these axes."""
+    by_others: dict[tuple[int, ...], list[Part]] = {}
     for part in group:
-        rest = tuple(place for axis, place in part.holder.coordinates.items() if axis not in axes)
-        by_rest.setdefault(rest, []).append(part)
-    yield from by_rest.values()
+        others = tuple(place for axis, place in part.holder.coordinates.items() if axis not in axes)
+        by_others.setdefault(others, []).append(part)
+    yield from by_others.values()
 
 
 def _factor(parts: Sequence[Part], entry: Compared) -> float | None:
-    """Return how many times the reference the sum of the values is; None for no multiple, or where all are the same."""
+    """Return the factor between the sum of parts and the reference; None if there is none, or all parts are equal."""
     if len(parts) < 2 or any(part.value.shape != part.expected.shape for part in parts):
         return None
     values = torch.stack([part.value for part in parts])
     if sum(bool(value.any()) for value in values) < 2:
-        return None  # one rank has all of it: others have left something out, and a sum is not what is missing
+        return None  # one rank has everything, so something else than a sum is missing on the others
     if all(is_near(part.value, parts[0].value, entry) for part in parts):
         return None
     total, expected = values.sum(0), parts[0].expected
@@ -63,6 +63,7 @@ def _factor(parts: Sequence[Part], entry: Compared) -> float | None:
 
 
 def _match(kind: str, axes: Sequence[str], entry: Compared) -> Match:
+    """Return the match for a missing sum or mean over these axes."""
     over = " × ".join("microbatches" if axis == "call" else axis for axis in axes)
     looks = f"each rank has its part: the {kind} over {over} is right"
     what = "its gradients" if entry.phase == "backward" else "it"

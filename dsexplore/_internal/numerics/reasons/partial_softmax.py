@@ -1,4 +1,4 @@
-"""Each rank divides by the exponentials of its own part of the vocabulary: their sum is not reduced."""
+"""Recognize a softmax over each rank's part of the vocabulary: the sum of exponentials is not reduced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dsexplore._internal.numerics.part_layouts import varying_axes
 from dsexplore._internal.numerics.reasons.match import Match
 
 FEWEST = 4
-"""Columns that a rank holds, from which on the multiple of a row is known beside its target, which has another one."""
+"""Number of columns of a rank from which the multiple of a row is known; the column of the target has another one."""
 _TOLERANCE = 1e-6
 CHANGE = (
     "all_reduce the largest logit and the sum of exponentials over {axis} before dividing, as "
@@ -22,10 +22,10 @@ CHANGE = (
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for gradients of logits of which each row is a multiple of the reference's, but for one column.
+    """Look for gradients of logits in which each row is a multiple of the reference's, except for one column.
 
-    A softmax of a rank's own columns is too large by the sum of all exponentials over its own one. Of the ranks that
-    share a row, the reciprocals of these multiples add up to the same for all rows.
+    A softmax over a rank's own columns is too large by the sum of all exponentials over the sum of its own. The
+    reciprocals of these multiples, added over the ranks that share a row, are the same for all rows.
     """
     if entry.phase != "backward" or entry.whole.dim() < 2:
         return None
@@ -52,7 +52,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _multiple_of_rows(part: Part) -> Tensor | None:
-    """Return the positive multiple of each row that all columns but one have; None where there is none."""
+    """Return the positive multiple of each row that all columns but one have; None if a row has none."""
     value, expected = part.value.flatten(0, -2), part.expected.flatten(0, -2)
     ratios = value / expected
     multiple = ratios.median(-1).values

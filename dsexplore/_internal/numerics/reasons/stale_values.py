@@ -1,8 +1,8 @@
-"""Values of another step: gradients that were not zeroed, parameters that some ranks have not updated or received."""
+"""Recognize values of another step: gradients that were not zeroed, parameters that some ranks have not updated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -14,9 +14,9 @@ from dsexplore._internal.units import format_ranks
 
 
 def stale_gradients(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for the reference's gradient of this step with a share of those of the steps before.
+    """Look for the reference's gradient of this step plus a share of those of the steps before.
 
-    The share is 1 where nothing is zeroed, and 1/2 where one of two ranks whose gradients are averaged zeroes nothing.
+    The share is 1 if no rank zeroes gradients, and 1/2 if one of two ranks with averaged gradients does not.
     """
     if entry.phase != "gradient" or not entry.record.step:
         return None
@@ -38,7 +38,7 @@ def stale_gradients(parts: Sequence[Part], entry: Compared, comparison: Comparis
 
 
 def _stale_share(parts: Sequence[Part], earlier: Tensor, entry: Compared) -> float | None:
-    """Return how much of the earlier gradients all parts have beside what is right; None where they have others."""
+    """Return the share of the earlier gradients that all parts contain beside the right ones; None if it differs."""
     shares = []
     for part in parts:
         if part.value.shape != part.expected.shape:
@@ -54,15 +54,16 @@ def _stale_share(parts: Sequence[Part], earlier: Tensor, entry: Compared) -> flo
 
 
 def unsynchronized(comparison: Comparison) -> dict[str, tuple[int, ...]]:
-    """Return {parameter: the ranks that hold other values than the first rank has}, before the first step."""
+    """Return {parameter: ranks that have other values than the first rank before the first step}."""
     ranks_of_parameter: dict[str, tuple[int, ...]] = {}
-    for name, rank in _unsynchronized_parameters(comparison):
-        ranks_of_parameter[name] = (*ranks_of_parameter.get(name, ()), rank)
+    for record in comparison.ranks:
+        for name in record.unsynchronized:
+            ranks_of_parameter[name] = (*ranks_of_parameter.get(name, ()), record.rank)
     return ranks_of_parameter
 
 
 def match_of(names: dict[str, tuple[int, ...]]) -> Match:
-    """Return what to say of parameters that are not synchronized."""
+    """Return the match for parameters that are not synchronized, given {parameter: ranks with other values}."""
     first = next(iter(names))
     which = first if len(names) == 1 else f"{len(names)} parameters, {first} among them,"
     verb = "has" if len(names) == 1 else "have"
@@ -73,14 +74,8 @@ def match_of(names: dict[str, tuple[int, ...]]) -> Match:
     )
 
 
-def _unsynchronized_parameters(comparison: Comparison) -> Iterator[tuple[str, int]]:
-    for record in comparison.ranks:
-        for name in record.unsynchronized:
-            yield name, record.rank
-
-
 def stale_parameters(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for a parameter that some ranks update right and others not at all, as where these wait for it in vain."""
+    """Look for a parameter that some ranks update right and others not at all, because they do not receive it."""
     if entry.phase != "optimizer" or not entry.scale:
         return None
     stale = tuple(

@@ -1,4 +1,4 @@
-"""Finds rows that count differently than in the reference: padding, and ranks with unequal batches."""
+"""Recognize rows that count differently than in the reference: padding, and ranks with unequal batches."""
 
 from __future__ import annotations
 
