@@ -1,4 +1,4 @@
-"""Each exercise is solved by its reference answer, and ten wrong answers to a lesson each get a hint that helps.
+"""Reference answers solve each exercise, and ten wrong answers to each lesson get a hint that helps.
 
 Modules: ``lessons/``.
 """
@@ -11,7 +11,10 @@ import pytest
 
 import dsexplore
 from dsexplore.lessons import LESSONS, open_lesson
+from tests.lessons import data_parallel_answers, model_parallel_answers
 from tests.lessons.answers import SOLVED, WRONG, Wrong
+
+REGISTERED_BY = (data_parallel_answers, model_parallel_answers)
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), SOLVED, ids=" ".join)
@@ -21,8 +24,8 @@ def test_the_reference_answer_solves_an_exercise(lesson: str, exercise: str) -> 
     assert verdict.met
 
 
-@pytest.mark.parametrize("answer", WRONG, ids=[f"{each.exercise} {each.hint}" for each in WRONG])
-def test_a_wrong_answer_gets_a_word_that_helps(answer: Wrong) -> None:
+@pytest.mark.parametrize("answer", WRONG, ids=[f"{answer.exercise} {answer.hint}" for answer in WRONG])
+def test_a_wrong_answer_gets_a_hint_that_helps(answer: Wrong) -> None:
     verdict = open_lesson(answer.lesson).check(answer.exercise, answer.answer)
     assert not verdict.passed
     assert answer.hint in f"{verdict.unmet}: {verdict.hint}"
