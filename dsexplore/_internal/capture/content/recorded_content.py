@@ -252,9 +252,9 @@ def event_rows(issued: Issued, stack_depth: int) -> list[dict[str, Any]]:
 
 def _map_repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
     """Return ``make(value)`` of each value; `make` is called once per key, as many values have the same key."""
-    keys = [key(value) for value in values]
-    made = {key: make(value) for key, value in dict(zip(keys, values, strict=True)).items()}
-    return [made[key] for key in keys]
+    value_keys = [key(value) for value in values]
+    results = {value_key: make(value) for value_key, value in dict(zip(value_keys, values, strict=True)).items()}
+    return [results[value_key] for value_key in value_keys]
 
 
 def _dtype(message: Message) -> str:
