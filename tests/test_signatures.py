@@ -172,7 +172,11 @@ def test_no_public_function_ends_in_options_that_it_does_not_name() -> None:
 def test_sharding_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     help(dsexplore.sharding)
     text = capsys.readouterr().out
-    for part in ("dsexplore.sharding(shown: ", "Compute which rank holds which slice", "placements: Placements of a shape"):
+    for part in (
+        "dsexplore.sharding(shown: ",
+        "Compute which rank holds which slice",
+        "placements: Placements of a shape",
+    ):
         assert part in text
     assert options_of(dsexplore.sharding) == ["shown", "placements", "mesh", "dtype"]
 
