@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 import dsexplore.comm as dist
 from dsexplore._internal.capture.collectives import observed_op
-from dsexplore._internal.capture.labels import current
+from dsexplore._internal.capture.collectives.issued_collective import current
 from dsexplore._internal.capture.record import record
 from dsexplore._internal.capture.recorder_in_use import is_recording
 from dsexplore._internal.comm.logs.sent_calls import numbered

@@ -27,7 +27,7 @@ from dsexplore._internal import io_accesses
 from dsexplore._internal.capture.collectives.early_sends import EarlySends
 from dsexplore._internal.capture.collectives.given_up_groups import mark_given_up
 from dsexplore._internal.capture.collectives.groups import Group, Groups, observe_meshes, own_rank, size_of
-from dsexplore._internal.capture.collectives.issued_collective import Batches, Issued, Label, is_async
+from dsexplore._internal.capture.collectives.issued_collective import Batches, Issued, Label, current, is_async
 from dsexplore._internal.capture.collectives.ops import Communication, Message, forget_messages
 from dsexplore._internal.capture.collectives.peers import PARTIES
 from dsexplore._internal.capture.collectives.substrate import KernelSubstrate, Substrate
@@ -36,7 +36,6 @@ from dsexplore._internal.capture.content.recorded_content import content_of
 from dsexplore._internal.capture.content.recorded_steps import is_own
 from dsexplore._internal.capture.content.recorded_tables import Recorded
 from dsexplore._internal.capture.content.recording import Recording
-from dsexplore._internal.capture.labels import current
 from dsexplore._internal.capture.modules.module_calls import ModuleCalls
 from dsexplore._internal.capture.modules.module_entry import ModuleEntry
 from dsexplore._internal.capture.modules.recorded_modules import Modules

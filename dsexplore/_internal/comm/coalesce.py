@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as td
 
-from dsexplore._internal.capture.collectives.issued_collective import Issued
-from dsexplore._internal.capture.labels import current
+from dsexplore._internal.capture.collectives.issued_collective import Issued, current
 from dsexplore._internal.capture.recorder_in_use import in_use
 from dsexplore._internal.comm.faults import explain
 from dsexplore._internal.comm.handles import CopyBack, Handle, copy_back

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import ProcessGroup as _ProcessGroup
 from torch.distributed import group as _groups
 
-from dsexplore._internal.capture.labels import current
+from dsexplore._internal.capture.collectives.issued_collective import current
 from dsexplore._internal.comm import coalesce, switches
 from dsexplore._internal.comm.faults import check_peers, explain
 from dsexplore._internal.comm.handles import CopyBack, Handle, WorkHandle, copy_back

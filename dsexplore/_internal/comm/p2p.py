@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as td
 
-from dsexplore._internal.capture.labels import current
+from dsexplore._internal.capture.collectives.issued_collective import current
 from dsexplore._internal.comm import spellings as s
 from dsexplore._internal.comm.faults import check_peers, explain
 from dsexplore._internal.comm.handles import CopyBack, Handle, WorkHandle

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from dsexplore._internal.capture.kernels.held_storage import USES, Use
+from dsexplore._internal.capture.kernels.fused_tensors import USES, Use
 from dsexplore._internal.capture.kernels.live_memory import LiveMemory
 
 

@@ -1,6 +1,6 @@
 """What the memory of a program is for: parameters, gradients, activations, the optimizer's state and inputs.
 
-Modules: ``capture/kernels/live_memory.py``, ``capture/kernels/held_storage.py``, ``capture/kernels/watched_ops.py``.
+Modules: ``capture/kernels/live_memory.py``, ``capture/kernels/fused_tensors.py``, ``capture/kernels/watched_ops.py``.
 """
 
 from __future__ import annotations

@@ -68,7 +68,10 @@ class Keeper(Protocol):
 
 
 class Label:
-    """One call of a layer over torch, which may issue several collectives; see `labels.current`.
+    """One call of a layer over torch, such as `dsexplore.comm`, which may issue several collectives.
+
+    The layer sets ``current.label`` while it calls torch, and the recorder gives the label to each collective that this
+    thread issues until then. The log of `dsexplore.comm` groups collectives by their labels.
 
     Args:
         ends_with_call: whether the call's collectives are over when it returns. The layer then calls
@@ -81,6 +84,14 @@ class Label:
         self.ends_with_call = ends_with_call
         self.issued: list[Issued] = []
         """The collectives that the call issued, in order; each refers to its label."""
+
+
+class _Current(threading.local):
+    label: Label | None = None
+
+
+current = _Current()
+"""``current.label`` is the label of the collectives that this thread issues; None outside a labeled call."""
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from dsexplore._internal.capture.kernels.fused_tensors import FusedTensors
-from dsexplore._internal.capture.kernels.held_storage import USES, Held, Use
+from dsexplore._internal.capture.kernels.fused_tensors import USES, FusedTensors, Held, Use
 from dsexplore._internal.capture.kernels.op_costs import dense_tensors
 from dsexplore._internal.torch_internals.tensors import storage_number
 from dsexplore._internal.trace.schema import Phase

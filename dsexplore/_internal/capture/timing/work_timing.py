@@ -9,7 +9,7 @@
 | works without a future (send, recv) | work | host clock at issue | host clock when `wait` or else the call returns |
 
 NCCL runs collectives that are not async on the current stream, and those of one group in sequence: each starts when the
-one before has ended. Collectives that `dsexplore.comm` issues and waits for end when its call returns, see `labels`.
+one before has ended. Collectives that `dsexplore.comm` issues and waits for end when its call returns, see `Label`.
 
 The recorder waits for no collective, so it does not change overlap. This module records the ends of works, and
 `device_timing` records CUDA events. `stopwatch` uses both.

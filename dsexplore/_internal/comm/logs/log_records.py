@@ -12,10 +12,9 @@ from typing import NamedTuple
 import torch
 
 from dsexplore._internal.capture.collectives.groups import Group
-from dsexplore._internal.capture.collectives.issued_collective import Issued, Label
+from dsexplore._internal.capture.collectives.issued_collective import Issued, Label, current
 from dsexplore._internal.capture.collectives.ops import Message
 from dsexplore._internal.capture.content.recording import Recording
-from dsexplore._internal.capture.labels import current
 from dsexplore._internal.capture.stack.source_lines import source_texts
 from dsexplore._internal.comm.logs.issuing_layer import OWN
 from dsexplore._internal.comm.spellings import Spelling

@@ -194,7 +194,7 @@ class CommsLogger(LogContent):
         is_async: bool = False,
         reduction: str = "",
     ) -> LoggedCall:
-        """Return a label for a call that is about to be made; the caller sets it as `labels.current` during the call.
+        """Return a label for a call that is about to be made; the caller sets it as `current.label` during the call.
 
         Args:
             spelling: the function to be called.

@@ -13,7 +13,7 @@ import polars as pl
 import torch
 from torch import nn
 
-from dsexplore._internal.capture.kernels.held_storage import USES, Held
+from dsexplore._internal.capture.kernels.fused_tensors import USES, Held
 from dsexplore._internal.capture.recorder_in_use import in_use
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.worlds.repeats.layer_runs import FIRST, LAST, CannotSkip, LayerMark, LayerRuns

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from dsexplore._internal.capture.kernels.held_storage import USES
+from dsexplore._internal.capture.kernels.fused_tensors import USES
 from dsexplore._internal.torch_internals.pipelining import stages_hold_buffers
 from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip, LayerRuns
 
