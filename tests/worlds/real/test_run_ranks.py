@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from dsexplore import RanksFailedError, UsageError, run_ranks
 from dsexplore._internal.worlds.real import rank_handle
 from dsexplore._internal.worlds.real import run_ranks as launcher
-from dsexplore._internal.worlds.real.run_ranks import RankOutcome, run_in_turn
+from dsexplore._internal.worlds.real.run_ranks import RankOutcome
 from tests.running_processes import is_running, wait_until_all_have_come
 from tests.waiting import wait_until
 
@@ -342,60 +341,3 @@ def test_nothing_outlives_a_launcher_that_was_killed() -> None:
         assert all(map(is_running, pids))
         launcher.kill()
     wait_until(lambda: not any(map(is_running, pids)), seconds=60)
-
-
-def test_processes_in_turn_start_as_others_end_and_fail_alone() -> None:
-    def program(index: int) -> int:
-        print("here", index)
-        if index == 1:
-            raise ValueError("only here")
-        if index == 2:
-            os._exit(3)
-        return index * index
-
-    lines: list[tuple[int, str]] = []
-    ended: list[RankOutcome] = []
-    run_in_turn(
-        program,
-        [(index,) for index in range(5)],
-        together=2,
-        on_line=lambda index, line: lines.append((index, line)),
-        on_end=ended.append,
-    )
-    outcomes = sorted(ended, key=lambda outcome: outcome.rank)
-    assert [outcome.status for outcome in outcomes] == ["ok", "error", "died", "ok", "ok"]
-    assert [outcome.value for outcome in outcomes] == [0, None, None, 9, 16]
-    assert outcomes[1].error == "ValueError: only here"
-    assert outcomes[2].exit_code == 3
-    assert sorted(lines) == [(index, f"here {index}") for index in range(5)]
-
-
-def test_no_more_processes_run_in_turn_than_were_asked_for(tmp_path: Path) -> None:
-    def program(index: int) -> int:
-        own = tmp_path / str(index)
-        own.touch()
-        time.sleep(0.05)
-        running = len(list(tmp_path.iterdir()))
-        own.unlink()
-        return running
-
-    ended: list[RankOutcome] = []
-    run_in_turn(program, [(index,) for index in range(6)], together=2, on_end=ended.append)
-    assert max(outcome.value for outcome in ended) <= 2
-
-
-def test_ctrl_c_ends_processes_in_turn_and_keeps_those_that_ended() -> None:
-    def program(index: int) -> int:
-        if index:
-            time.sleep(1000)
-        return index
-
-    def interrupt(outcome: RankOutcome) -> None:
-        ended.append(outcome)
-        raise KeyboardInterrupt
-
-    ended: list[RankOutcome] = []
-    with pytest.raises(KeyboardInterrupt) as caught:
-        run_in_turn(program, [(index,) for index in range(4)], together=2, on_end=interrupt)
-    assert [outcome.value for outcome in ended] == [0]
-    assert len(caught.value.__notes__) == 2  # of those that had started
