@@ -148,7 +148,7 @@ def test_a_map_without_times_has_no_choice(opened: Any) -> None:
     shows(opened, "map")
     opened.wait_for_selector("[data-cell]")
     assert opened.locator('select[aria-label="shade of the map"]').is_hidden()
-    assert "No seconds to shade it by" in opened.locator(".dsx-explorer").inner_text()
+    assert "The map cannot be shaded by seconds" in opened.locator(".dsx-explorer").inner_text()
 
 
 def test_tabs_are_made_when_they_are_shown_and_share_the_selection(opened: Any, lab: Any, shot: Any) -> None:

@@ -192,7 +192,7 @@ def test_a_rank_that_holds_nothing_of_a_tensor_is_said_in_its_line(page: Any, tm
     page.goto(dsexplore.sharding(plan, mesh="dp=8").to_html(tmp_path / "shown.html").as_uri())
     said = "[...document.querySelectorAll('summary .n')].map((n) => getComputedStyle(n, '::after').content)"
     page.locator(".ranks label").nth(6).hover()
-    assert page.evaluate(said) == ['" ∅ nothing of it"', '""']
+    assert page.evaluate(said) == ['" ∅ no shard"', '""']
 
 
 def test_in_jupyterlab(lab: Any, page: Any, shot: Any) -> None:

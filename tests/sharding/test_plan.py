@@ -222,7 +222,7 @@ def test_plain_tensors_beside_placed_ones_are_noted_with_their_number():
         placed = distribute_tensor(torch.zeros(4), mesh, [Shard(0)], src_data_rank=None)
         for plain, text in ((1, "1 plain tensor without"), (2, "2 plain tensors without")):
             shown = dsexplore.sharding({"placed": placed, **{f"plain{i}": torch.zeros(2) for i in range(plain)}})
-            assert shown.notes == (f"{text} placements: each of the 2 ranks has a whole one of its own.",)
+            assert shown.notes == (f"{text} placements: each of the 2 ranks holds a whole tensor.",)
 
 
 def test_tied_frozen_and_wrapped_parameters():

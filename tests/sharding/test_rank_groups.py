@@ -7,26 +7,12 @@ import pytest
 
 import dsexplore
 from dsexplore._internal.mesh import Mesh
-from dsexplore._internal.sharding.rank_groups import blocks_of, group_blocks, numbers_text
+from dsexplore._internal.sharding.rank_groups import blocks_of, group_blocks
 
 
 def shapes(shape, placements, mesh):
     shown = dsexplore.sharding(shape, placements, mesh)
     return shown, shown.shapes(shown.tensors[0])
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"),
-    [
-        ([3], "3"),
-        ([0, 1, 2, 6], "0–2, 6"),
-        ([6, 2, 1, 0], "0–2, 6"),
-        ([0, 2, 4, 6], "0, 2, 4, 6"),
-        ([0, 2, 4, 6, 8], "0, 2, 4, 6, …"),
-    ],
-)
-def test_numbers_as_text(numbers, text):
-    assert numbers_text(np.array(numbers)) == text
 
 
 def test_groups_come_largest_first_with_all_their_ranks():

@@ -99,7 +99,7 @@ def test_it_shows_both_with_the_collectives_between() -> None:
     assert bundle["text/plain"].splitlines() == [
         "Redistribute: tensor (10, 8) float32 from S(0), R to R, S(1) on dp=4, tp=2: 1 all_gather, 144 B on the wire "
         "per rank.",
-        "  tp: R→S(1), each of 2 ranks cuts what it has, nothing is sent",
+        "  tp: R→S(1), each of 2 ranks slices its part, nothing is sent",
         "  dp: S(0)→R by all_gather of 4 ranks, 192 B message, 144 B on the wire",
     ]
     html = bundle["text/html"]
@@ -107,6 +107,6 @@ def test_it_shows_both_with_the_collectives_between() -> None:
     assert before < steps < after
     assert html[before:steps].count('<div class="who h0 h1"') == 1  # both tp ranks of dp 0
     assert html[after:].count('<div class="who h0 h2 h4 h6"') == 1  # all dp ranks of tp 0
-    assert "Nothing is sent, each rank cuts what it has." in repr(
+    assert "Nothing is sent, each rank slices its part." in repr(
         dsexplore.sharding((4,), "R", "dp=2").redistribute("S(0)")._repr_mimebundle_()
     )

@@ -73,8 +73,8 @@ def test_totals_count_a_rank_as_often_as_it_stands_for_others(trace: Trace) -> N
 
 def test_the_screen_says_what_is_summed(trace: Trace) -> None:
     text = trace._repr_mimebundle_()["text/plain"]
-    assert text.startswith("Trace: 4 collectives, summed over the 4 ranks that are stood for; 2 ranks of 4, simulated")
-    assert "  Wire bytes, summed over the 4 ranks that are stood for:" in text.splitlines()
+    assert text.startswith("Trace: 4 collectives, summed over all 4 ranks; 2 ranks of 4, simulated")
+    assert "  Wire bytes, summed over all 4 ranks:" in text.splitlines()
     assert "the 2 ranks in the trace alone, each once" in trace._repr_mimebundle_()["text/html"]
 
 

@@ -179,7 +179,7 @@ def _notes(placed: Sequence[PlacedTensor], mesh: Mesh, *, has_dtensors: bool) ->
     if not plain or mesh.size == 1:
         return []
     which = format_count(plain, "plain tensor") if has_dtensors else "Plain tensors"
-    return [f"{which} without placements: each of the {mesh.size:,} ranks has a whole one of its own."]
+    return [f"{which} without placements: each of the {mesh.size:,} ranks holds a whole tensor."]
 
 
 def _world() -> Mesh:

@@ -17,6 +17,7 @@ from dsexplore._internal.mesh import Mesh, Numbers
 from dsexplore._internal.sharding.chunks import nested_borders
 from dsexplore._internal.sharding.joint_mesh import Reading
 from dsexplore._internal.sharding.tensor import PlacedTensor
+from dsexplore._internal.units import format_ranges
 
 _MOST_LISTED = 4096
 """Number of ranks up to which a group is written as ranges of ranks; a larger one is written as coordinates."""
@@ -164,7 +165,7 @@ def _ranks_text(blocks: Blocks, corners: Sequence[Corner], count: int) -> str:
     if count == blocks.mesh.size and count > 1:
         return "all"
     if count <= _MOST_LISTED:
-        return numbers_text(np.concatenate([blocks.mesh.block(*corner) for corner in corners]))
+        return format_ranges(np.concatenate([blocks.mesh.block(*corner) for corner in corners]).tolist(), most=4)
     return "; ".join(_block_text(blocks.mesh, *corner) for corner in corners[:3]) + ("; …" if len(corners) > 3 else "")
 
 
@@ -176,11 +177,3 @@ def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> st
         if length < size
     ]
     return ", ".join(parts)
-
-
-def numbers_text(numbers: Numbers, most: int = 4) -> str:
-    """Return numbers as text: ``[0, 1, 2, 6]`` → ``"0–2, 6"``; only the first `most` ranges."""
-    ordered = np.unique(numbers)
-    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
-    texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:most]]
-    return ", ".join(texts) + (", …" if len(runs) > most else "")

@@ -36,7 +36,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "ranks": pl.Int64(),  # number of ranks of the axis, and of the collective's group
     "before": pl.String(),  # placement of the axis, "S(0)"
     "after": pl.String(),
-    "op": pl.String(),  # "" if each rank cuts what it has, and nothing is sent
+    "op": pl.String(),  # "" if each rank slices its part, and nothing is sent
     "message_bytes": pl.Int64(),  # message bytes of the mesh's first rank, which sends most
     "wire_bytes": pl.Int64(),
 }
@@ -86,7 +86,7 @@ class Redistribution(Result):
             size = format_bytes(sum(step.wire_bytes for step in sent))
             counts = " and ".join(format_count(count, op) for op, count in Counter(step.op for step in sent).items())
             return f"{counts}, {size} on the wire per rank."
-        return "Nothing is sent" + (", each rank cuts what it has." if self.steps else ": both are the same.")
+        return "Nothing is sent" + (", each rank slices its part." if self.steps else ": both are the same.")
 
     def to_frame(self) -> pl.DataFrame:
         """Return one row per step; columns: `COLUMNS`."""

@@ -172,7 +172,7 @@ def test_filters_that_leave_nothing_say_so_and_a_name_that_no_module_has_is_told
     assert explorer.widget.spec["layout"]["annotations"][0]["text"] == "nothing of this kind in what is chosen"
     for pattern in ("up", "[", "<b>"):
         explorer.widget.pattern = pattern
-        assert f"no module is called <bdi>{escape(pattern)}</bdi>; * stands for any text" in explorer.widget.status
+        assert f"no module is called <bdi>{escape(pattern)}</bdi>; * matches any text" in explorer.widget.status
     explorer.widget.pattern = "*up"
     assert "no module" not in explorer.widget.status
 
@@ -207,7 +207,7 @@ def test_a_sankey_shows_all_that_a_rank_sends_and_joins_the_least_of_many_target
     assert flows["node"]["label"] == ["rank 0", "to ranks 1–3", "to rank 4"]
     wire = traces.layered(2).events.group_by("axis").agg(pl.col("wire_bytes").sum())
     assert dict(zip(["tp", "dp"], flows["link"]["value"], strict=True)) == dict(wire.iter_rows())
-    assert flows["link"]["label"] == ["6 KiB to each of 3, 18 KiB in sum", "8 KiB"]
+    assert flows["link"]["label"] == ["6 KiB to each of 3, 18 KiB in total", "8 KiB"]
 
     pairs = [{"group": f"g{i}", "axis": "", "mesh": "", "ranks": [0, i], "size": 2, "backend": "", "timing": "none"}
              for i in range(1, 40)]  # fmt: skip

@@ -199,7 +199,7 @@ class TestMap:
     def test_without_times_there_is_no_choice_and_it_says_why(self, trace: Trace) -> None:
         explorer = trace.explore(tab="map")
         assert [value for value, _ in explorer.widget.shades] == ["bytes"]
-        assert "No seconds to shade it by: no collective of this trace has a measured duration" in panel(
+        assert "The map cannot be shaded by seconds: no collective of this trace has a measured duration" in panel(
             explorer, "map"
         )
         with pytest.raises(UsageError, match=r"shade='measured': the map of this trace is shaded by bytes"):

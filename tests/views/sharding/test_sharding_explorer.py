@@ -63,7 +63,7 @@ def test_a_tensor_is_chosen_by_name_and_what_is_not_there_is_said() -> None:
     explorer = plan.explore()
     explorer.choose("b")
     explorer.zoom(3)
-    assert "holds nothing of it" in words(explorer.picture.value)
+    assert "holds no shard" in words(explorer.picture.value)
     with pytest.raises(UsageError, match="no such tensor"):
         explorer.choose("c")
     with pytest.raises(UsageError, match="rank 4 is not on the mesh"):

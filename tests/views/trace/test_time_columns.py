@@ -109,7 +109,7 @@ def test_the_headline_has_predicted_milliseconds_by_axis(trace: Trace, predictio
     words = re.sub(r"<[^>]+>", "", page.partition("</style>")[2])
     (row,) = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum()).to_dicts()
     took, exposed = format_seconds(row["communication"]), format_seconds(row["exposed"])
-    assert "Wire bytes and predicted time (of it exposed) per rank and step:" in words
+    assert "Wire bytes and predicted time (exposed part) per rank and step:" in words
     assert re.search(rf"[\d.]+ MiB, {re.escape(took)} \({re.escape(exposed)}\)", words)
     assert f"A step takes {prediction.step} on DGX H100 (rank 0); for {prediction.exposed} of it" in words
 

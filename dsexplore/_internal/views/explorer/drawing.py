@@ -1,4 +1,4 @@
-"""`Drawing`: puts a selection into the explorer's widget: controls, figure, tree, tab, and texts about it."""
+"""`Drawing`: draws a selection in the explorer's widget: controls, figure, tree, tab, and texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dsexplore._internal.views.widgets.explorer_widget import ExplorerWidget
 
 @dataclass
 class Drawing:
-    """The parts of the explorer. Only the visible figure and the tab that is shown are computed."""
+    """The parts of the explorer. Only the visible figure and the visible tab are computed."""
 
     codes: EventCodes
     widget: ExplorerWidget
@@ -35,7 +35,7 @@ class Drawing:
     selected: SelectedEvents = field(init=False)
     """Events of the selection that is drawn."""
     is_quiet: bool = field(default=False, init=False)
-    """True while the widget's traits are set without a reaction."""
+    """True while the explorer itself sets traits of the widget, to which it must not react."""
 
     def __post_init__(self) -> None:
         self.selected = SelectedEvents(self.codes, self.tree, Selection())
@@ -55,12 +55,12 @@ class Drawing:
             self.is_quiet = False
 
     def show(self, selection: Selection, keep_figure: bool = False) -> None:
-        """Draw a selection in all parts that it changes, or in all but figure and tab."""
+        """Draw a selection in all parts that it changes; ``keep_figure``: except the figure and the tab."""
         before = self.selected
-        is_same_set = selection.filters is before.selection.filters
+        same_filters = selection.filters is before.selection.filters
         self.quietly(selected=selection.row, folding=selection.folding)
-        self.selected = SelectedEvents(self.codes, self.tree, selection, before.filtered if is_same_set else None)
-        if not is_same_set or selection.folding != before.selection.folding:
+        self.selected = SelectedEvents(self.codes, self.tree, selection, before.filtered if same_filters else None)
+        if not same_filters or selection.folding != before.selection.folding:
             self.tree.fill(self.selected.filtered)
         if not keep_figure:
             self.figure.begin(self.selected.rows)
@@ -69,7 +69,7 @@ class Drawing:
         self.describe()
 
     def everything(self, selection: Selection) -> None:
-        """Draw a selection anew, also what is the same as before: other bytes are shown."""
+        """Draw a selection in all parts, also those that it does not change, because other bytes are shown."""
         self.selected = SelectedEvents(self.codes, self.tree, selection)
         self.tree.fill(self.selected.filtered)
         self.show(selection)
@@ -79,15 +79,19 @@ class Drawing:
         self.widget.show(*self.figure.drawn(self.selected, str(self.widget.kind)))
 
     def tab(self) -> None:
-        """Draw the tab that is shown."""
+        """Draw the visible tab."""
         tab, filters = self.widget.tab, self.selection.filters
         if tab == timeline_panel.PART:
             self.timeline()
         elif tab == map_panel.PART:
             axis = filters.facets.get("axis")
             outlined = axis if isinstance(axis, str) and axis else None
-            whole, pick = self.selected.filtered.whole(self.figure.rows), filters.picks.get(map_panel.PART)
-            self.widget.panel = self.map.html(self._around(map_panel.PART), outlined, whole, pick)
+            self.widget.panel = self.map.html(
+                self._around(map_panel.PART),
+                outlined,
+                whole=self.selected.filtered.whole(self.figure.rows),
+                pick=filters.picks.get(map_panel.PART),
+            )
         else:
             self.widget.panel = self.panels.html(tab, self.selected)
 
@@ -109,5 +113,5 @@ class Drawing:
             self.widget.brushed = self.lanes.brushed(self.selected.mask, pick)
 
     def _around(self, part: str) -> Mask:
-        """Return the mask of events that a part shows: of the figure's modules, whatever row a clicked mark selects."""
+        """Return the mask of events that a part shows: those of the figure's modules, even if a mark is selected."""
         return self.selected.filtered.around(part, self.figure.rows)

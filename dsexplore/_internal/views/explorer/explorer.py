@@ -1,7 +1,7 @@
 """`Explorer`: linked module tree, figure, timeline, world map and tables of one trace.
 
 A control or a click makes a new selection (`selecting`), which is one value (`selection`), and all parts that depend on
-it are redrawn in one message (`drawing`). Only the visible figure and the tab that is shown are computed.
+it are redrawn in one message (`drawing`). Only the visible figure and the visible tab are computed.
 `Explorer.selection` is the selected part of the trace, and `Explorer.line` the line of Python that finds it.
 """
 
@@ -53,11 +53,11 @@ TABS = {
     PARAMETERS: "Parameters",
     PREDICTION: "Prediction",
 }
-"""{tab below the tree: its title}; a tab is computed while it is shown."""
+"""{tab below the tree: its title}."""
 
 
 def _in_single_message(change: Change) -> Change:
-    """Send all traits that a method changes to the browser in one message."""
+    """Send all traits that a method changes in one message, and add the new selection to the visited ones."""
 
     @wraps(change)
     def changed(self: Explorer, *args: Any, **options: Any) -> None:
@@ -75,6 +75,7 @@ def _in_single_message(change: Change) -> Change:
 
 
 def _check_options(figure: str, height: int, tab: str) -> None:
+    """Raise UsageError if there is no such figure or tab, or if the height is no positive number."""
     if figure not in FIGURES:
         raise UsageError(f"explore(figure={figure!r}): no such figure; kinds are {', '.join(FIGURES)}")
     if not isinstance(height, int) or height < 1:
@@ -84,9 +85,9 @@ def _check_options(figure: str, height: int, tab: str) -> None:
 
 
 class Explorer(LiveView):
-    """An application over one trace, which is read once; show it as the last expression of a cell.
+    """The interactive view of one trace; show it as the last expression of a cell.
 
-    Its arguments are those of `TraceView.explore`.
+    `TraceView.explore` describes the arguments.
     """
 
     def __init__(
@@ -106,16 +107,17 @@ class Explorer(LiveView):
         self._prediction = self._trace.predict(hardware) if hardware is not None else None
         predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
         lanes = TimelinePanel(self._trace.tables, sizes, self._codes.kind, self._headline.skew)
-        shaded, figures = MapPanel(self._codes, self._prediction), FigurePanel(self._codes)
+        world_map, figures = MapPanel(self._codes, self._prediction), FigurePanel(self._codes)
         self._depth = 0
+        """Number of methods running inside one another that change the selection."""
         self.widget = ExplorerWidget(
             on_event=self._on_event,
             lists=menus(self._codes),
-            kinds=[[kind, drawn.title] for kind, drawn in FIGURES.items()],
+            kinds=[[kind, figure_kind.title] for kind, figure_kind in FIGURES.items()],
             kind=figure,
             sizes=sizes,
             height=height,
-            shades=shaded.shades,
+            shades=world_map.shades,
             tabs=[[key, title] for key, title in TABS.items()],
             tab=tab,
             headline=live_headline(self._headline, self._codes.tree.axes, self._prediction, with_findings=False),
@@ -129,7 +131,7 @@ class Explorer(LiveView):
             tree,
             figure=figures,
             lanes=lanes,
-            map=shaded,
+            map=world_map,
             panels=panels,
             line=lambda: self.line,
         )
@@ -146,15 +148,13 @@ class Explorer(LiveView):
         title = self._selected.title
         return f"<Explorer: {self._selected.summary}{f' in {title}' if title else ''}>"
 
-    # What the user calls
-
     @property
     def selection(self) -> Trace:
         """Selected events as a `Trace`.
 
-        These are the events of the clicked mark, else of the selected row (of all modules that it stands for),
-        that pass the filters and the selections in other parts: the range of the timeline, the ranks or the
-        link of the map, and the parameter.
+        These are the events of the clicked mark, if there is one. Otherwise they are the events of the selected row
+        (all modules that it stands for) that pass the filters and the selections in other parts: the range of the
+        timeline, the ranks or the link of the map, and the parameter.
         """
         tables = self._trace.tables
         return Trace(replace(tables, events=self._events(self._selected.mask)))
@@ -163,7 +163,7 @@ class Explorer(LiveView):
     def line(self) -> str:
         """Line of Python that finds the selected events: ``trace.where(phase="backward")``.
 
-        Empty for scattered events that only a very long line would find: take `selection` itself.
+        Empty for scattered events that only a very long line would find; use `selection` instead.
         """
         return python_line(self._selected, variable_of(self._explored))
 
@@ -203,7 +203,7 @@ class Explorer(LiveView):
 
         Args:
             begin: Begin in the unit of the timeline: seconds, rounds or positions in program order.
-            end: Later than ``begin``.
+            end: End in the same unit, later than ``begin``.
 
         Raises:
             UsageError: The range is empty.
@@ -234,12 +234,12 @@ class Explorer(LiveView):
 
     @_in_single_message
     def search(self, text: str) -> None:
-        """Select what has this name: a parameter or source line, a value to filter by, or modules by shell pattern.
+        """Select by name: a parameter or source line, a value to filter by, or modules by shell pattern.
 
-        Where nothing has it, the first name that contains the text is selected.
+        If nothing has this name, the first name that contains the text is selected.
 
         Args:
-            text: As typed into the explorer's search box; empty for all modules.
+            text: Text as in the explorer's search box; empty for all modules.
         """
         self._selecting.named(text)
 
@@ -254,11 +254,12 @@ class Explorer(LiveView):
         self._go(1)
 
     def _go(self, by: int) -> None:
+        """Select what was selected before (−1) or after (1) the present selection; nothing at an end."""
         selection = self._visits.move(by)
         if selection is not None:
             self._selecting.again(selection)
 
-    # What the browser changes
+    # Reactions to the browser
 
     def _follow(self) -> None:
         """Observe the traits that the browser, or the user's own code, sets in the widget."""
@@ -284,7 +285,7 @@ class Explorer(LiveView):
         change()
 
     def _on_tab(self) -> None:
-        """Draw the tab that is shown now."""
+        """Draw the tab that is visible now."""
         if self.widget.tab not in TABS:
             raise UsageError(f"tab={self.widget.tab!r}: no such tab; tabs are {', '.join(TABS)}")
         self._drawing.tab()
@@ -312,7 +313,7 @@ class Explorer(LiveView):
             self._selecting.mark(mark)
 
     def _on_typed(self, event: dict[str, Any]) -> None:
-        """Offer the names that contain what is typed into the search box."""
+        """Offer the names that contain the text typed into the search box."""
         self.widget.hits = [[hit.kind, hit.text, hit.name] for hit in self._search.complete(str(event["text"]))]
 
     def _on_hit(self, event: dict[str, Any]) -> None:
@@ -332,14 +333,13 @@ class Explorer(LiveView):
         world = self._drawing.map
         self._selecting.pick(map_panel.PART, world.over(*world.link(int(event["index"]))))
 
-    # What it shows
-
     @property
     def _selected(self) -> SelectedEvents:
         return self._drawing.selected
 
     @cached_property
     def _names(self) -> Tables:
+        """Distinct names of the trace, by which filters are checked."""
         return known_names(self._trace.tables)
 
     def _events(self, mask: Mask) -> pl.DataFrame:
@@ -373,4 +373,4 @@ _REACTIONS: dict[str, Callable[[Explorer, dict[str, Any]], None]] = {
     "parameter": lambda explorer, event: explorer.parameter(str(event["name"])),
     "drop": lambda explorer, event: explorer._selecting.pick(str(event["part"]), None),
 }
-"""{type of a message from the browser: what it does}; the timeline's own messages are `TimelineState.react`'s."""
+"""{type of a message from the browser: its handler}; `TimelineState.react` handles those about its window."""

@@ -1,4 +1,4 @@
-"""The explorer's figure: events of the selected module that pass all filters, drawn in one of several kinds."""
+"""The explorer's figure of the events of the selected module that pass all filters, in one of several kinds."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ class FigurePanel:
         self._tops: dict[tuple[str, str], float] = {}
         """{(kind, sizes): bytes of the darkest color in the heatmap of the whole trace}."""
         self._spec = EMPTY
+        """Figure that is shown."""
 
     def begin(self, rows: list[int]) -> None:
         """Show the modules of ``rows``, or all if empty, and reset the zoom."""
@@ -58,6 +59,7 @@ class FigurePanel:
             state.zoom(float(extent[0]) * scale, float(extent[1]) * scale)
 
     def _state(self) -> TimelineState:
+        """Return the timeline of the sequence, in the bytes that are shown."""
         sizes = self._codes.kind_of_sizes
         if self._sequence is None or self._sequence[0] != sizes:
             self._sequence = sizes, sequence_state(self._codes.tables, sizes)
@@ -89,7 +91,7 @@ class FigurePanel:
         return with_top(spec, self._tops.get((kind, sizes), 0.0))
 
     def pick_at(self, selected: SelectedEvents, click: Click) -> Pick | None:
-        """Return the events of a clicked mark or of a row of the table of causes, or None if there are none."""
+        """Return the events of a clicked mark, or of a row of the table of causes; None if there are none."""
         kind = str(click.get("kind"))
         find = _FINDERS.get(kind)
         if find is None or (kind in _NAMED and not click.get("customdata")):
@@ -98,14 +100,16 @@ class FigurePanel:
         pick = find(self, shown, click)
         return pick if pick is not None and pick.mask.any() else None
 
-    # Each of these finds the events of a clicked mark, of the (events,) mask of those that are shown.
+    # Each of these finds the events of a clicked mark; ``shown`` is the (events,) mask of the figure's events.
 
     def _of_place(self, shown: Mask, click: Click) -> Pick:
         place, axis = (str(name) for name in click["customdata"])
         cells = [cell for row in self._spec["data"][0]["customdata"] for cell in row]
-        others = {row for row, _ in cells}, {column for _, column in cells}
-        named = [None if name == tally.OTHERS else name for name in (place, axis)]
-        return Pick(shown & self._codes.at_place(named[0], named[1], others), f"{place} on {axis}")
+        named = {row for row, _ in cells}, {column for _, column in cells}
+        mask = self._codes.at_place(
+            None if place == tally.OTHERS else place, None if axis == tally.OTHERS else axis, others=named
+        )
+        return Pick(shown & mask, f"{place} on {axis}")
 
     def _of_op(self, shown: Mask, click: Click) -> Pick:
         op, phase = (str(name) for name in click["customdata"])
@@ -157,4 +161,4 @@ _FINDERS: dict[str, Callable[[FigurePanel, Mask, Click], Pick | None]] = {
 }
 """{kind of mark: method that finds its events}."""
 _NAMED = ("module_axis", "op_phase", "size")
-"""Kinds of marks that ``customdata`` names; a mark without it is that of no events."""
+"""Kinds of marks that ``customdata`` names; marks without it stand for no events."""

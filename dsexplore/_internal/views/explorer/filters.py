@@ -1,4 +1,4 @@
-"""The explorer's filters: the values to choose from, the check of arguments, and the events that pass."""
+"""The explorer's filters: values to choose from, checks of arguments, and the events that pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FilteredEvents:
         self._codes = codes
         self.filters = filters
         self._last: tuple[list[int], Mask] | None = None
-        """(rows, mask) of the last `inside`: all parts of the explorer ask for the same rows."""
+        """Arguments and result of the last call of `inside`, since all parts of the explorer ask for the same rows."""
 
     @cached_property
     def _matched(self) -> Matched | None:
@@ -50,7 +50,7 @@ class FilteredEvents:
     def without(self, part: str) -> Mask:
         """Return the mask of events that pass every filter except the pick of ``part``.
 
-        The part itself shows these, so that something else can be picked in it.
+        The part shows all of these, so that another pick is possible.
         """
         mask = self._unpicked
         for name, pick in self.filters.picks.items():
@@ -66,9 +66,11 @@ class FilteredEvents:
         return self._last[1]
 
     def around(self, part: str, rows: list[int]) -> Mask:
-        """Return the mask of events that a part shows: what was picked in the part itself does not filter it.
+        """Return the mask of events that a part shows, which its own pick does not filter.
 
-        ``part`` is a key of `Filters.picks`; ``rows`` are those of modules, empty for all.
+        Args:
+            part: Key of `Filters.picks`.
+            rows: Rows of modules; empty for all.
         """
         if part not in self.filters.picks:
             return self.inside(rows)
@@ -84,31 +86,32 @@ class FilteredEvents:
 
     @cached_property
     def _unpicked(self) -> Mask:
+        """Mask of events that pass all filters except picks."""
         mask = self._codes.mask(self.filters.facets, self.filters.implicit)
         return mask if self._matched is None else mask & self._codes.in_modules(self._matched)
 
     @cached_property
     def sums(self) -> PivotSums:
         """Count and bytes of the passing events by module, axis and phase."""
-        events = self.filters.implicit or self.filters.picks  # by more than module, axis and phase
-        sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)
+        needs_events = self.filters.implicit or self.filters.picks  # filters by more than module, axis and phase
+        sums = None if needs_events else self._codes.sums_of(self.filters.facets, self._matched)
         return self._codes.sums(self.mask) if sums is None else sums
 
     @cached_property
     def unknown(self) -> PivotSums | None:
-        """How many of the passing events are of unknown size, as `PivotSums.bytes`; None for none."""
+        """Number of passing events of unknown size, as `PivotSums.bytes`; None if all sizes are known."""
         return self._codes.unknown(self.mask)
 
     @property
     def kinds(self) -> Mask | None:
-        """Mask of the kinds of event (`EventCodes.kind`) that pass with all their events; None if kinds pass partly."""
+        """Mask of the kinds of event (`EventCodes.kind`) that pass; None if some kinds pass only partly."""
         filters = self.filters
         by_event = filters.implicit or filters.picks or filters.module
         return None if by_event else self._codes.kinds_of(filters.facets)
 
 
 def known_names(tables: Tables) -> Tables:
-    """Return tables whose events hold every distinct name of each column once, all that checks of filters need."""
+    """Return tables whose events hold each distinct name of a column once, which is all that `check_filters` needs."""
     columns = [tables.events[name].unique() for name in (*FACETS, "owner", "trigger")]
     longest = max(len(names) for names in columns)
     return replace(
@@ -120,12 +123,12 @@ def check_filters(tables: Tables, module: str, facets: Mapping[str, Any]) -> Non
     """Raise if an argument of a filter does not occur in the trace.
 
     Args:
-        tables: The trace's names, see `known_names`.
+        tables: Names of the trace, see `known_names`.
         module: Shell pattern of module names.
         facets: {facet: a value or a list of values}.
 
     Raises:
-        UsageError: No such facet, or a phase, op, axis, group or module that does not occur in the trace.
+        UsageError: There is no such facet, or a phase, op, axis, group or module does not occur in the trace.
     """
     check_module(tables, module, "filter")
     for name, wanted in facets.items():
@@ -133,7 +136,7 @@ def check_filters(tables: Tables, module: str, facets: Mapping[str, Any]) -> Non
             names = ["module", "implicit", *FACETS]
             near = did_you_mean(name, names)
             raise UsageError(f"filter({name}=…): no such filter; filters are {', '.join(names)}{near}")
-        for value in several(wanted):
+        for value in as_list(wanted):
             check_value(tables, name, value, "filter")
 
 
@@ -152,11 +155,15 @@ def menus(codes: EventCodes) -> list[list[object]]:
 
 def menu_indices(codes: EventCodes, filters: Filters) -> dict[str, int]:
     """Return {facet: index of its text in the menu} for facets that are filtered by exactly one known label."""
-    wanted = {name: several(value)[0] for name, value in filters.facets.items() if len(several(value)) == 1}
-    return {name: _labels(codes, name).index(v) + 1 for name, v in wanted.items() if v in _labels(codes, name)}
+    indices = {}
+    for name, wanted in filters.facets.items():
+        values, labels = as_list(wanted), _labels(codes, name)
+        if len(values) == 1 and values[0] in labels:
+            indices[name] = labels.index(values[0]) + 1
+    return indices
 
 
-def several(wanted: Any) -> list[Any]:
+def as_list(wanted: Any) -> list[Any]:
     """Return one value or several as a list."""
     return list(wanted) if isinstance(wanted, (list, tuple, set)) else [wanted]
 
@@ -167,19 +174,21 @@ def facets_at(codes: EventCodes, indices: Mapping[str, int]) -> dict[str, Any]:
 
 
 def _labels(codes: EventCodes, name: str) -> list[Any]:
+    """Return the labels of a facet that its menu offers."""
     return codes.facets[name].labels[:_MOST_OPTIONS]
 
 
 def _ranks_of_groups(codes: EventCodes) -> dict[object, str]:
-    """Return {group: its axis and ranks}, which tell people more than the group's name."""
-    groups = codes.tables.groups.select("group", "axis", "ranks")
-    return {
-        group: " ".join([*([html.plain(axis, longest=20)] if axis else []), f"ranks {format_ranges(ranks, 3)}"])
-        for group, axis, ranks in groups.iter_rows()
-        if ranks is not None and len(ranks)
-    }
+    """Return {group: its axis and ranks}, which are easier to recognize than the group's name."""
+    texts: dict[object, str] = {}
+    for group, axis, ranks in codes.tables.groups.select("group", "axis", "ranks").iter_rows():
+        if ranks:
+            of_axis = f"{html.plain(axis, longest=20)} " if axis else ""
+            texts[group] = f"{of_axis}ranks {format_ranges(ranks, 3)}"
+    return texts
 
 
 def _text(label: object, more: str) -> str:
+    """Return the text of a label in a menu; after ``more``, in brackets, if that is not empty."""
     name = html.plain("none" if label == "" else label, longest=40)
     return f"{more} ({name})" if more else name

@@ -1,4 +1,4 @@
-"""The explorer's world map: filtered events by rank and by link; either can be selected as a filter."""
+"""The explorer's world map of the filtered events; a rank or a link of it can be selected as a filter."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ BYTES, MEASURED, PREDICTED = "bytes", "measured", "predicted"
 """Quantities that can shade the map."""
 
 _NO_SECONDS = (
-    f'<p class="dim">No seconds to shade it by: {NO_TIMES}. Of a trace with costs=True, explore(hardware=…) predicts '
-    "them.</p>"
+    f'<p class="dim">The map cannot be shaded by seconds: {NO_TIMES}. For a trace with costs=True, '
+    "explore(hardware=…) predicts them.</p>"
 )
 
 
@@ -59,16 +59,20 @@ class MapPanel:
     def __init__(self, codes: EventCodes, prediction: Prediction | None = None) -> None:
         self._codes = codes
         self._prediction = prediction
-        self._times: dict[str, RunningTimes | None] = {}
         self._shade = BYTES
         self._per_node = 8 if prediction is None else prediction.ranks_per_domain
         self._shown: WorldMap | None = None
+        """Map that is drawn."""
+        self._times: dict[str, RunningTimes | None] = {}
+        """{shade: times}, for shades by seconds that were used."""
         self._tops: dict[str, float] = {}
+        """{sizes or shade: value of the darkest shade}."""
         self._sums: dict[str, _LinkSums] = {}
+        """{sizes: sums}, see `_link_sums`."""
 
     @cached_property
     def _in_steps(self) -> Mask:
-        """(events,) mask of those that figures per step count."""
+        """(events,) mask of the events in steps."""
         return ~self._codes.outside_steps
 
     @cached_property
@@ -113,7 +117,7 @@ class MapPanel:
         self._shade = shade
 
     def _running(self, mask: Mask) -> FlowSeconds | None:
-        """Return the seconds of some events, or None if the map is shaded by bytes."""
+        """Return the seconds of the events in the mask; None if the map is shaded by bytes."""
         if self._shade == BYTES:
             return None
         if self._shade not in self._times:
@@ -125,7 +129,7 @@ class MapPanel:
         return FlowSeconds(self._codes.tables, times, self._named, rows, self._flows.line[rows])
 
     def _link_sums(self) -> _LinkSums | None:
-        """Return the sums, in the bytes shown, of the events in steps; None if they could be as many as the events."""
+        """Return the sums of the events in steps, in the bytes shown; None if there may be as many sums as events."""
         kind, pivot, flows = self._codes.kind_of_sizes, self._codes.total.pivot, len(self._flows.rows)
         if kind not in self._sums and len(pivot.owner) * flows <= len(self._codes):
             at = np.flatnonzero(self._in_steps)
@@ -138,22 +142,22 @@ class MapPanel:
         return self._sums.get(kind)
 
     def _sent(self, mask: Mask, whole: Mask | None) -> tuple[Codes, Codes]:
-        """Return the number of events and the bytes per row of `_flows`; arguments as in `world`."""
+        """Return the number of events and the bytes per row of `_flows`; `world` describes the arguments."""
         added = None if whole is None else self._link_sums()
         if added is None or whole is None:
             return self._flows.totals(mask & self._in_steps, self._codes.sizes)
         kept, flows = whole.take(added.entry), len(self._flows.rows)
-        at = slice(None) if kept.all() else np.flatnonzero(kept)  # all need not be gathered
-        count, size = (np.bincount(added.flow[at], of[at], flows) for of in (added.counts, added.bytes))
+        at = slice(None) if kept.all() else np.flatnonzero(kept)
+        count, size = (np.bincount(added.flow[at], values[at], flows) for values in (added.counts, added.bytes))
         return count.astype(np.int64), size.astype(np.int64)
 
     def world(self, mask: Mask, whole: Mask | None = None) -> WorldMap:
         """Return the map of some events.
 
         Args:
-            mask: (events,) mask of the events.
-            whole: Mask of (module, axis, phase), if the events are exactly all events of these entries; see
-                `Sums.whole`. It saves about 3 ms with 1,000,000 events of which a quarter is shown.
+            mask: (events,) Mask of the events.
+            whole: Mask of (module, axis, phase) if the events are all events of these entries, see `PivotSums.whole`;
+                else None. It saves about 3 ms if a quarter of 1,000,000 events is shown.
         """
         events, size = self._sent(mask, whole)
         sent = [(*self._named_rows[i], int(size[i]), int(events[i])) for i in np.flatnonzero(events).tolist()]
@@ -165,10 +169,10 @@ class MapPanel:
         """Return the map as HTML with clickable ranks and links.
 
         Args:
-            mask: See `world`.
-            axis: Axis whose groups are outlined.
-            whole: See `world`.
-            pick: Ranks or link that are drawn as selected.
+            mask: (events,) Mask of the events.
+            axis: Axis whose groups are outlined; None for none.
+            whole: Mask of (module, axis, phase), see `world`.
+            pick: Ranks or link that are drawn as selected; None for none.
         """
         unit = self._codes.kind_of_sizes if self._shade == BYTES else self._shade
         if unit not in self._tops:
@@ -176,7 +180,8 @@ class MapPanel:
         world = replace(self.world(mask, whole), axis=axis)
         self._shown, links = world, [(level.axis, level.level) for level in world.levels]
         ranks, link = ((), None) if pick is None else (pick.ranks, pick.link)
-        look = Look(self._tops[unit], True, ranks, links.index(link) if link in links else -1)
+        number = links.index(link) if link in links else -1
+        look = Look(self._tops[unit], live=True, picked=ranks, link=number)
         why = _NO_SECONDS if len(self.shades) == 1 else ""
         return f'<div class="dsx">{map_html(world, look)}{why}</div>'
 
@@ -195,7 +200,7 @@ class MapPanel:
         """Pick the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
-            UsageError: No such rank.
+            UsageError: A rank does not exist.
         """
         world = self._shown or self.world(self._codes.every)
         for rank in ranks:
@@ -203,13 +208,14 @@ class MapPanel:
                 raise UsageError(f"talks_to({rank}): ranks are 0 to {world.world_size - 1}")
         flows = flows_with(self._codes.tables, self._flows.rows, ranks)
         name = f"ranks {format_ranges(ranks, 3)}" if len(ranks) > 1 else f"rank {ranks[0]}"
-        return Pick(self._of(flows), f"{name} on the map", ranks=ranks)
+        return Pick(self._events_of(flows), f"{name} on the map", ranks=ranks)
 
     def over(self, axis: str, level: str) -> Pick:
         """Pick the events on an axis that go to any rank at this level of link."""
         flows = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
-        return Pick(self._of(flows), f"{axis} {level} on the map", link=(axis, level))
+        return Pick(self._events_of(flows), f"{axis} {level} on the map", link=(axis, level))
 
-    def _of(self, flows: pl.Series) -> Mask:
+    def _events_of(self, flows: pl.Series) -> Mask:
+        """Return the (events,) mask of the events of some rows of `_flows`, given as a mask."""
         mask: Mask = flows.fill_null(False).to_numpy()[self._flows.line]
         return mask

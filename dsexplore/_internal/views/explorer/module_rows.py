@@ -1,4 +1,4 @@
-"""The explorer's module tree: its rows, the modules that the selected row stands for, and the columns' numbers."""
+"""The explorer's module tree: its rows, the modules that each stands for, and the numbers of its columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FoldedRows:
         """Rows that stand for several modules, parents before children."""
 
     def sums(self, columns: Sizes) -> Sizes:
-        """Return the (columns, modules) numbers with each fold's sum in its first row and in the rows inside that."""
+        """Return (columns, modules) numbers with the sum of each fold in its first module, and likewise inside it."""
         folded = columns.copy()
         for fold in reversed(self.folds):
             length = int(self._tree.ends[fold.first]) - fold.first
@@ -44,15 +44,16 @@ class FoldedRows:
         return folded
 
     def shown(self, row: int) -> int:
-        """Return the row that stands for this one."""
+        """Return the row that stands for this one, which may be itself."""
         for fold in self.folds:
-            for other in fold.rows[1:]:
-                if other <= row < self._tree.ends[other]:
-                    row = row - other + fold.first
+            for folded in fold.rows[1:]:
+                if folded <= row < self._tree.ends[folded]:
+                    row += fold.first - folded
         return row
 
 
 _LONGEST_LABEL = 2000
+"""Number of characters of a label that are sent."""
 
 
 class ModuleRows:
@@ -64,19 +65,19 @@ class ModuleRows:
         self.widget = widget
 
     def members(self, row: int, folding: bool) -> list[int]:
-        """Return the rows of all modules that a row stands for; none for a negative row."""
+        """Return the rows of all modules that a row stands for; none for the row −1."""
         if row < 0:
             return []
         return self._codes.folds.members(row) if folding else [row]
 
     def title(self, row: int, folding: bool) -> str:
         """Return the name of a row: ``Net.layers.[0–30].up ×31`` if it stands for several modules."""
-        tree, parts, at = self._codes.tree, [], row
+        tree, labels, at = self._codes.tree, [], row
         while at >= 0:
-            parts.append(self._codes.folds.label(at) if folding else tree.labels[at])
+            labels.append(self._codes.folds.label(at) if folding else tree.labels[at])
             at = int(tree.parents[at])
-        many = len(self.members(row, folding))
-        return ".".join(reversed(parts)) + (f" ×{many}" if many > 1 else "")
+        count = len(self.members(row, folding))
+        return ".".join(reversed(labels)) + (f" ×{count}" if count > 1 else "")
 
     def row(self, name: str) -> int | None:
         """Return the row of a module, given its fully qualified name."""
@@ -87,7 +88,7 @@ class ModuleRows:
         return self._folded.shown(row) if folding else row
 
     def fill(self, filtered: FilteredEvents) -> None:
-        """Show what the modules sent under a filter, and how long it took; predicted seconds are of the whole step."""
+        """Show count, bytes and seconds of the filtered events by module; predicted seconds are not filtered."""
         tree, sent = self._codes.tree, self._codes.columns(filtered.sums)
         held = tree.global_bytes, tree.local_bytes
         took = None if self._codes.seconds is None else self._codes.took(filtered.mask)
@@ -97,14 +98,15 @@ class ModuleRows:
         folded = self._folded.sums if self.widget.folding else np.copy
         missing = None
         if filtered.unknown is not None:
-            no = self._codes.columns(filtered.unknown)
+            unknown = self._codes.columns(filtered.unknown)
             zeros = np.zeros((1 + len(times), len(tree)))
-            missing = folded(np.vstack([zeros, no.bytes, bars, no.axes, no.phases, no.alone, bars, bars]))
+            of_sizes = [unknown.bytes, bars, unknown.axes, unknown.phases, unknown.alone, bars, bars]
+            missing = folded(np.vstack([zeros, *of_sizes]))
         self.widget.set_values(signed(folded(columns), missing))
 
 
 def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str, Any]:
-    """Return the traits of a `TreeWidget` that shows these modules."""
+    """Return the traits of a `TreeWidget` that show these modules, without the numbers."""
     tree, folds = codes.tree, FoldedRows(codes.tree, codes.folds).folds
     types = sorted(set(tree.types))
     hidden = np.zeros(len(tree), np.int32)

@@ -11,22 +11,22 @@ from dsexplore._internal.views.page import html
 from dsexplore._internal.views.trace.event_codes import EventCodes
 
 MODULE, PARAMETER, SOURCE = "module", "parameter", "source"
-"""Kinds of what can be found, besides the facets of `filters.FACETS`."""
+"""Kinds of hits, besides the facets of `filters.FACETS`."""
 MOST = 12
-"""Names offered at most."""
+"""Maximal number of names that are offered."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """Something that the search finds."""
+    """A name that the search finds."""
 
     kind: str
     """A facet, `MODULE`, `PARAMETER` or `SOURCE`."""
     name: str
     text: str
-    """The name as it is shown and searched; of a group with its axis and ranks."""
+    """The name as it is shown and searched; a group's has its axis and ranks too."""
     index: int = 0
-    """Of a facet's value: its place in the list that filters by it."""
+    """Index of a facet's value in the menu that filters by it."""
 
 
 class NameSearch:
@@ -36,26 +36,26 @@ class NameSearch:
         self._codes = codes
 
     def complete(self, text: str) -> list[Hit]:
-        """Return at most `MOST` hits whose names contain all words of a text, the shortest names first.
+        """Return at most `MOST` hits whose kinds and names contain all words of a text, the best first.
 
-        Worked example: ``"step 1"`` finds the step, because the kind belongs to the text; ``"layers up"`` finds
-        ``Net.layers.0.up``.
+        For example, ``"step 1"`` finds that step, and ``"layers up"`` finds ``Net.layers.0.up``.
         """
-        words = text.lower().split()
+        lowered = text.lower()
+        words = lowered.split()
         matches = [number for number, name in enumerate(self._lowered) if all(word in name for word in words)]
-        return [self._hits[number] for number in sorted(matches, key=lambda number: self._rank(number, text.lower()))][
-            :MOST
-        ]
+        best = sorted(matches, key=lambda number: self._order(number, lowered))[:MOST]
+        return [self._hits[number] for number in best]
 
     def exact(self, text: str) -> Hit | None:
-        """Return what has this name and is no module: a value of a filter, else a parameter or a source line."""
+        """Return the hit with exactly this name that is not a module; None if there is none."""
         return next((hit for hit in self._others if text in (hit.name, f"{hit.kind} {hit.name}")), None)
 
     def hit(self, kind: str, name: str) -> Hit | None:
-        """Return the hit of this kind and name."""
+        """Return the hit of this kind and name; None if there is none."""
         return next((hit for hit in self._hits if hit.kind == kind and hit.name == name), None)
 
-    def _rank(self, number: int, text: str) -> tuple[bool, bool, int, int]:
+    def _order(self, number: int, text: str) -> tuple[bool, bool, int, int]:
+        """Return the sort key of a hit: modules first, then names that begin with the text, then short names."""
         hit = self._hits[number]
         name = hit.text.lower()
         last = name.rpartition(".")[2]
@@ -74,10 +74,10 @@ class NameSearch:
 
     @cached_property
     def _others(self) -> list[Hit]:
-        """What is no module: few names, so that looking for one of them need not wait for all modules."""
-        return list(self._no_modules())
+        """Hits that are not modules. They are few, so that `exact` does not need to wait for all modules."""
+        return list(self._find_others())
 
-    def _no_modules(self) -> Iterator[Hit]:
+    def _find_others(self) -> Iterator[Hit]:
         codes = self._codes
         for facet, texts in menus(codes):
             assert isinstance(facet, str)

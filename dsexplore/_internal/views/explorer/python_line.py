@@ -1,7 +1,7 @@
-"""The line of Python that finds what is selected in the explorer: ``trace.where(phase="backward", module="layers.3")``.
+"""The line of Python that finds the explorer's selected events: ``trace.where(phase="backward", module="layers.3")``.
 
-A filter and a selected row are conditions already. The events of a clicked mark, of a range of the timeline or of a
-rank of the map are described by their positions where these are consecutive, else by the values that they alone have.
+Filters and a selected row are conditions of `Trace.where`. The events of a clicked mark, of a range of the timeline or
+of a rank of the map are described by their positions if these are consecutive, else by values that only they have.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dsexplore._internal.views.trace.pivot import Mask
 Conditions = dict[str, Any]
 """Arguments of `Trace.where`."""
 
-_COLUMNS = ("rank", "step", "phase", "op", "axis", "group", "owner", "cause", "source", "message_bytes")
-"""Columns whose values can describe events; the first are kept where fewer do."""
+_DESCRIBING = ("rank", "step", "phase", "op", "axis", "group", "owner", "cause", "source", "message_bytes")
+"""Columns whose values can describe events; if fewer suffice, the first are preferred."""
 _MOST_RUNS = 2_000
-"""Runs of consecutive positions that a line lists at most."""
+"""Maximal number of runs of consecutive positions in a line."""
 _SHORT = 120
-"""Characters of positions that need no other description."""
+"""Number of characters up to which a list of positions is preferred to other conditions."""
 
 
 def variable_of(trace: Trace) -> str:
@@ -40,7 +40,7 @@ def variable_of(trace: Trace) -> str:
 
 
 def python_line(selected: SelectedEvents, variable: str) -> str:
-    """Return the line that finds the selected events; empty if they have no description that is short enough."""
+    """Return the line that finds the selected events; empty if no short one does."""
     codes, selection = selected.codes, selected.selection
     if selection.mark is not None:
         described = _described(codes, selection.mark.mask)
@@ -52,22 +52,27 @@ def python_line(selected: SelectedEvents, variable: str) -> str:
         if picked is None:
             return ""
         conditions.insert(0, picked)
-    joined = [conditions[0]]
-    for more in conditions[1:]:
-        if joined[-1].keys() & more.keys():
-            joined.append(more)
+    calls: list[Conditions] = [{}]
+    for more in conditions:
+        if calls[-1].keys() & more.keys():
+            calls.append(more)  # a call takes each argument once
         else:
-            joined[-1] = {**joined[-1], **more}
-    return _written(variable, *joined)
+            calls[-1] |= more
+    return _written(variable, *calls)
 
 
 def _of_filters(filters: Filters) -> Conditions:
-    module = {"module": filters.module} if filters.module else {}
-    return {**filters.facets, **module, **({"implicit": True} if filters.implicit else {})}
+    """Return the filters of the controls as conditions."""
+    conditions: Conditions = {**filters.facets}
+    if filters.module:
+        conditions["module"] = filters.module
+    if filters.implicit:
+        conditions["implicit"] = True
+    return conditions
 
 
 def _of_modules(codes: EventCodes, rows: list[int]) -> Conditions:
-    """Return the conditions that the owner is inside the modules of these rows; none for all modules."""
+    """Return conditions for the events of the modules of these rows and of all inside them; none for all modules."""
     tree, chosen = codes.tree, np.zeros(len(codes.tree), bool)
     for row, end in codes.spans(rows):
         chosen[row:end] = True
@@ -84,7 +89,7 @@ def _of_modules(codes: EventCodes, rows: list[int]) -> Conditions:
 
 
 def _joint(names: list[str]) -> str:
-    """Return one shell pattern for names that differ in some of their parts: ``Net.layers.*.up``."""
+    """Return a shell pattern for names that differ in some components, ``Net.layers.*.up``; empty if there is none."""
     parts = [name.split(".") for name in names]
     if len({len(path) for path in parts}) > 1:
         return ""
@@ -92,7 +97,7 @@ def _joint(names: list[str]) -> str:
 
 
 def _described(codes: EventCodes, mask: Mask) -> Conditions | None:
-    """Return conditions that just the events in the mask meet, or None if no short ones do."""
+    """Return conditions that only the events in the mask meet; None if no short ones do."""
     if mask.all():
         return {}
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False)).tolist()
@@ -107,16 +112,16 @@ def _described(codes: EventCodes, mask: Mask) -> Conditions | None:
 
 
 def _of_values(codes: EventCodes, mask: Mask) -> Conditions | None:
-    """Return the fewest columns whose values only the events in the mask have together, or None."""
+    """Return values of few columns that only the events in the mask have, {column: values}; None if there are none."""
     tests: dict[str, Mask] = {}
-    held: Conditions = {}
-    for name in _COLUMNS:
-        if codes.tables.events[name].null_count():  # sizes that a file does not tell
+    values: Conditions = {}
+    for name in _DESCRIBING:
+        if codes.tables.events[name].null_count():  # unknown sizes
             continue
         facet = codes.facets[name]
         is_present = np.bincount(facet.codes[mask], minlength=len(facet.labels)) > 0
         if not is_present.all():
-            held[name] = [label for label, kept in zip(facet.labels, is_present.tolist(), strict=True) if kept]
+            values[name] = [label for label, kept in zip(facet.labels, is_present.tolist(), strict=True) if kept]
             tests[name] = is_present[facet.codes]
     count = int(mask.sum())
 
@@ -129,7 +134,7 @@ def _of_values(codes: EventCodes, mask: Mask) -> Conditions | None:
     for name in reversed(list(tests)):
         fewer = [other for other in needed if other != name]
         needed = fewer if enough(fewer) else needed
-    return {name: held[name] for name in needed}
+    return {name: values[name] for name in needed}
 
 
 def _written(variable: str, *conditions: Mapping[str, Any]) -> str:
@@ -143,7 +148,7 @@ def _written(variable: str, *conditions: Mapping[str, Any]) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Return a condition's value as Python: one value for a list of one, and ranges of positions joined."""
+    """Return a condition's value as Python: a list of one value as that value, ranges of positions unpacked."""
     if isinstance(value, str):
         return f'"{value}"' if re.fullmatch(r"[^\"\\\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]*", value) else ascii(value)
     if not isinstance(value, (list, tuple, set)):

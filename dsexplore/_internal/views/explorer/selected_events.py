@@ -7,7 +7,7 @@ from functools import cached_property
 import polars as pl
 
 from dsexplore._internal.trace.unknown_sizes import format_sum
-from dsexplore._internal.views.explorer.filters import FilteredEvents, menu_indices, several
+from dsexplore._internal.views.explorer.filters import FilteredEvents, as_list, menu_indices
 from dsexplore._internal.views.explorer.module_rows import ModuleRows
 from dsexplore._internal.views.explorer.selection import Selection
 from dsexplore._internal.views.page import html
@@ -24,8 +24,8 @@ class SelectedEvents:
     Args:
         codes: Events of the trace.
         tree: Rows of the module tree.
-        selection: What is selected.
-        filtered: Events that pass the selection's filters, where these are known already.
+        selection: Selected row, mark and filters.
+        filtered: Events that pass the selection's filters, if they were computed before; else None.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class SelectedEvents:
 
     @property
     def summary(self) -> str:
-        """Size of the selection in words: ``25 of 400 collectives, 132 KiB on the wire``."""
+        """Size of the selection as text: ``25 of 400 collectives, 132 KiB on the wire``."""
         if self.selection.mark is not None:
             mask = self.selection.mark.mask
             count, size = int(mask.sum()), int(self.codes.sizes[mask].sum())
@@ -72,7 +72,7 @@ class SelectedEvents:
 
     @cached_property
     def _summed_over(self) -> str:
-        """Scope over which all sizes of the trace are summed, in words."""
+        """What the sizes are summed over: ``of rank 0 in one step, start-up included``."""
         over = summed_over(self.codes.tables)
         return f"{over}, {self.codes.apart} included" if self.codes.apart else over
 
@@ -93,10 +93,10 @@ class SelectedEvents:
         return f'<div class="dsx">{body}</div>' if body else ""
 
     def _filters_without_list(self) -> str:
-        """Return the filters that the lists cannot show: several values, or a value that is not in the trace."""
+        """Return the filters that the menus cannot show: several values, or a value that is not in the trace."""
         listed = menu_indices(self.codes, self.selection.filters)
         named = [
-            f"{name} {' or '.join(html.name(value, longest=40) for value in several(wanted)[:6])}"
+            f"{name} {' or '.join(html.name(value, longest=40) for value in as_list(wanted)[:6])}"
             for name, wanted in self.selection.filters.facets.items()
             if name not in listed
         ]
@@ -112,12 +112,14 @@ class SelectedEvents:
         )
 
     def _unknown_module(self) -> str:
+        """Return a note if the pattern of module names matches no module."""
         if self.filtered.is_known:
             return ""
         pattern = html.name(self.selection.filters.module, longest=80)
-        return f'<span class="dsx-dim"> – no module is called {pattern}; * stands for any text, as in *.mlp</span>'
+        return f'<span class="dsx-dim"> – no module is called {pattern}; * matches any text, as in *.mlp</span>'
 
     def _collectives(self, mask: Mask) -> str:
+        """Return the collectives of the selection, and the parameters of the selected module."""
         title = f"<p><b>{html.name(self.title, longest=400)}</b></p>"
         kinds, every = self.codes.collectives(mask, MOST_TABLE_ROWS)
         body = collectives_html(kinds, every, self.codes.column) if every else '<p class="dim">nothing sent</p>'

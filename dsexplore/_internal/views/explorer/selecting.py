@@ -1,4 +1,4 @@
-"""`Selecting`: makes the explorer's next selection of what the user asks for, and has it drawn."""
+"""`Selecting`: the ways to select events in the explorer; each makes a new selection and draws it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Selecting:
         self.drawing.show(replace(self.present, row=row, folding=folding, mark=None))
 
     def fold(self, folding: bool) -> None:
-        """Show repeated modules as one row, or each; the selected row stands for other modules then."""
+        """Show repeated modules as one row, or one by one, which changes the modules of the selected row."""
         if self.present.row >= 0:
             self.drawing.show(replace(self.present, folding=folding, mark=None))
         else:
             self.drawing.show(replace(self.present, folding=folding), keep_figure=True)
 
     def again(self, selection: Selection) -> None:
-        """Select what was selected before, with the controls that show it."""
+        """Select an earlier selection again, and show its filters in the controls."""
         self._fill_controls(selection.filters)
         self.drawing.show(selection)
 
@@ -55,7 +55,7 @@ class Selecting:
         self.drawing.show(replace(self.present, filters=filters, mark=None))
 
     def controls(self) -> None:
-        """Filter as the widget's controls say, and by the picks of other parts."""
+        """Apply the filters of the widget's controls, and keep the picks."""
         page = self.drawing.widget
         facets, picks = facets_at(self.codes, page.chosen), self.present.filters.picks
         filters = Filters(facets, page.pattern.strip(), page.implicit, picks)
@@ -89,7 +89,7 @@ class Selecting:
         self.drawing.show(replace(self.present, filters=replace(self.present.filters, picks=picks), row=-1, mark=None))
 
     def named(self, text: str) -> None:
-        """Select what has this name, else the first name that contains it; see `Explorer.search`."""
+        """Select by name, see `Explorer.search`."""
         exact = self.search.exact(text) if text else None
         is_complete = not text or FilteredEvents(self.codes, Filters(module=text)).is_known
         hits = self.search.complete(text) if exact is None and not is_complete else []
@@ -99,7 +99,7 @@ class Selecting:
             self.drawing.widget.pattern = text
 
     def hit(self, hit: Hit) -> None:
-        """Select what the search has found."""
+        """Select a hit of the search."""
         if hit.kind == MODULE:
             row = self.drawing.tree.row(hit.name)
             assert row is not None, hit

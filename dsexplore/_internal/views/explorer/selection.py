@@ -22,9 +22,9 @@ _MOST_VISITS = 50
 
 @dataclass(frozen=True, eq=False)
 class Pick:
-    """The events of a clicked mark, or of what is picked in one part of the explorer, with a title.
+    """The events of a clicked mark, or of a pick in one part of the explorer, with a title.
 
-    What was picked is drawn as selected in its part, so the pick says what it was.
+    The other fields say what was picked, because that part draws it as selected.
     """
 
     mask: Mask
@@ -57,7 +57,7 @@ class Filters:
     implicit: bool = False
     """True to show only redistributes that the program did not ask for."""
     picks: Mapping[str, Pick] = field(default_factory=dict)
-    """{part of the explorer (timeline, map, parameter, …): what is picked in it}."""
+    """{part of the explorer (timeline, map, parameters, …): its pick}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,22 +70,22 @@ class Selection:
     folding: bool = True
     """True if the tree shows repeated modules as one row."""
     mark: Pick | None = None
-    """Clicked mark; while there is one, its events are selected and not those of the row."""
+    """Clicked mark, whose events are then selected instead of those of the row; None for none."""
 
     def is_same(self, other: Selection) -> bool:
-        """Return True if both select the same: filters and marks hold masks and are compared by identity."""
-        is_same_set = self.filters is other.filters and self.mark is other.mark
-        return is_same_set and (self.row, self.folding) == (other.row, other.folding)
+        """Return True if both select the same. Filters and marks hold masks, so they are compared by identity."""
+        same_events = self.filters is other.filters and self.mark is other.mark
+        return same_events and (self.row, self.folding) == (other.row, other.folding)
 
 
 class Visits:
-    """Visited selections in order, with the place of the present one."""
+    """The visited selections in order, and the present one among them."""
 
     def __init__(self, first: Selection) -> None:
         self._visits, self._at = [first], 0
 
     def note(self, selection: Selection) -> None:
-        """Append a selection behind the present one, and forget those that were ahead; the same again is no visit."""
+        """Add a selection after the present one, instead of those that followed it; the same again is no new visit."""
         if not selection.is_same(self._visits[self._at]):
             self._visits = [*self._visits[: self._at + 1], selection][-_MOST_VISITS:]
             self._at = len(self._visits) - 1
@@ -99,5 +99,5 @@ class Visits:
 
     @property
     def ahead(self) -> list[int]:
-        """Numbers of selections that are behind and ahead: ``[back, forward]``."""
+        """[number of selections before the present one, number after it]."""
         return [self._at, len(self._visits) - 1 - self._at]

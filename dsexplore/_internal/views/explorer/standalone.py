@@ -1,7 +1,7 @@
 """A trace's explorer as one HTML file without kernel or network: tree, filters and timeline.
 
-It holds the events as compressed columns of small integers; ``standalone.js`` filters and sums them in the browser. The
-static view is below, and is all that shows where no JavaScript runs.
+It holds the events as compressed columns of small integers, which ``standalone.js`` filters and sums in the browser.
+The static view is below, and is the only visible part where no JavaScript runs.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from dsexplore._internal.views.widgets.explorer_widget import EXPLORER_SCRIPTS, 
 MOST_EVENTS = 200_000
 """Number of events that a browser can filter and draw within a tenth of a second."""
 _TYPES = {"i4": np.int32, "i2": np.uint16, "i1": np.uint8, "f8": np.float64}
+"""{name of a type in the page: its numpy type}."""
 _START = """
 const place = document.getElementById("dsx-explorer");
 standalone(document.getElementById("dsx-events").textContent, place).then((model) => {
@@ -52,7 +53,13 @@ standalone(document.getElementById("dsx-events").textContent, place).then((model
 
 
 def standalone_page(headline: Headline, static: str, sizes: str = WIRE, prediction: Prediction | None = None) -> str:
-    """Return one HTML document with the explorer, and the static view for where no JavaScript runs.
+    """Return one HTML document with the explorer, and below it the static view.
+
+    Args:
+        headline: Headline of the trace.
+        static: Static view of the trace as HTML.
+        sizes: Bytes to show, ``"wire"`` or ``"message"``.
+        prediction: Prediction whose seconds the tree shows too; None for none.
 
     Raises:
         UsageError: There are more events than a browser can filter, or no such sizes.
@@ -60,8 +67,8 @@ def standalone_page(headline: Headline, static: str, sizes: str = WIRE, predicti
     events = headline.tables.events.height
     if events > MOST_EVENTS:
         raise UsageError(
-            f"to_html(interactive=True): {events:,} events are too many to be filtered without a kernel; write a "
-            f"part of at most {MOST_EVENTS:,}, such as trace.where(step=0), or the static page without interactive=True"
+            f"to_html(interactive=True): {events:,} events are too many to filter in a browser; write a part of at "
+            f"most {MOST_EVENTS:,}, such as trace.where(step=0), or the static page without interactive=True"
         )
     data = gzip.compress(json.dumps(_content(headline, sizes, prediction), separators=(",", ":")).encode(), 6, mtime=0)
     code = script(*EXPLORER_SCRIPTS, "standalone.js", render="null") + _START
@@ -75,6 +82,7 @@ def standalone_page(headline: Headline, static: str, sizes: str = WIRE, predicti
 
 
 def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> dict[str, Any]:
+    """Return the data of the page, which ``standalone.js`` describes."""
     tables = headline.tables
     codes = EventCodes(tables, sizes=sizes)
     timeline = timeline_of(tables)
@@ -133,18 +141,18 @@ def _of_events(codes: EventCodes) -> dict[str, Any]:
 
 
 def _of_spans(timeline: Timeline) -> dict[str, Any]:
-    """Return position and mark of each event in the timeline, in the order of the events."""
+    """Return begin, end, lane and mark of each event in the timeline, in the order of the events."""
     spans = Coded(timeline)
-    place = np.argsort(spans.row, kind="stable")  # spans stand in the order of their begin
+    order = np.argsort(spans.row, kind="stable")  # the spans are in the order of their begin
     return {
-        **{name: _packed(getattr(spans, name)[place], "f8") for name in ("begin", "end")},
-        "lane": _packed(np.minimum(spans.lane, MOST_LANES - 1)[place], "i2"),
-        "mark": _packed(spans.mark[place], "i1"),
+        **{name: _packed(getattr(spans, name)[order], "f8") for name in ("begin", "end")},
+        "lane": _packed(np.minimum(spans.lane, MOST_LANES - 1)[order], "i2"),
+        "mark": _packed(spans.mark[order], "i1"),
     }
 
 
 def _of_skew(timeline: Timeline, skew: Skew) -> dict[str, Any]:
-    """Return the seconds that each event waits and is late, in the order of the events; empty if none was measured."""
+    """Return the seconds that each event waits and is late, in the order of the events; empty without times."""
     if timeline.order != "measured" or skew.arrivals.is_empty():
         return {}
     drawn = DrawnSkew(skew, Coded(timeline))
@@ -168,18 +176,19 @@ def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
 
 
 def _packed(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
+    """Return an array as base64 of its bytes, with the name of its type, a key of `_TYPES`."""
     return {"type": kind, "packed": base64.b64encode(np.ascontiguousarray(values, _TYPES[kind]).tobytes()).decode()}
 
 
 def _ties(timeline: Timeline) -> dict[str, dict[str, str]]:
-    """Return the rows of the events joined by lines: what was sent, and what received it."""
-    drawn = timeline.lanes[:MOST_LANES]
-    seen = timeline.ties.filter(pl.all_horizontal(pl.col(end).is_in(drawn) for end in ("from_lane", "to_lane")))
-    return {end: _packed(seen[end].to_numpy(), "i4") for end in ("send", "receive")}
+    """Return the rows of the events that lines join: those that send, and those that receive."""
+    lanes = timeline.lanes[:MOST_LANES]
+    drawn = timeline.ties.filter(pl.all_horizontal(pl.col(end).is_in(lanes) for end in ("from_lane", "to_lane")))
+    return {end: _packed(drawn[end].to_numpy(), "i4") for end in ("send", "receive")}
 
 
 def _columns(codes: EventCodes, predicted: list[TimeColumn]) -> dict[str, Any]:
-    """Return how many columns of each kind the tree has, and the values that no filter changes."""
+    """Return the number of columns of each kind in the tree, and the values that no filter changes."""
     phases = codes.facets["phase"].labels
     return {
         "axes": len(codes.tree.axes),
@@ -209,7 +218,7 @@ def _lines(kinds: EventLines) -> list[list[Any]]:
 
 
 def _parameters(codes: EventCodes) -> dict[str, list[list[Any]]]:
-    """Return {row of the tree: the module's own parameters, as on the first rank that has each}."""
+    """Return {row of the tree: the module's own parameters, each as on the first recorded rank that holds it}."""
     by_row: dict[str, list[list[Any]]] = {}
     first = codes.tables.parameters.unique("name", keep="first", maintain_order=True)
     for row in first.iter_rows(named=True):

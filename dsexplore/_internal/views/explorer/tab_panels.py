@@ -1,6 +1,6 @@
-"""The explorer's tabs that are HTML: findings, parameters and prediction; each is made when its tab is shown.
+"""The explorer's tabs of HTML: findings, parameters and prediction, each made while it is visible.
 
-A table or picture is the one that the object shows by itself; what is added is the link from its rows to their events.
+The tables and pictures are those of the objects' own views, with links from their rows to the events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dsexplore._internal.cost.cluster import known_clusters
 from dsexplore._internal.cost.step.prediction import Prediction
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.units import format_seconds
+from dsexplore._internal.units import format_count, format_seconds
 from dsexplore._internal.views.cost.prediction_view import PredictionView
 from dsexplore._internal.views.explorer.name_search import PARAMETER
 from dsexplore._internal.views.explorer.selected_events import SelectedEvents
@@ -37,36 +37,37 @@ _MOST_PARAMETERS = 12
 
 @dataclass
 class TabPanels:
-    """HTML of the tabs; ``prediction`` is what was predicted for the explorer, if anything was."""
+    """HTML of the tabs."""
 
     codes: EventCodes
     findings: Findings
     prediction: Prediction | None = None
+    """Prediction for the hardware that the explorer was opened with; None for none."""
     hardware: str = ""
-    """Cluster that is predicted for; the prediction's own, or ``h100``, if empty."""
+    """Cluster chosen in the tab; if empty, that of ``prediction``, else ``h100``."""
     _made: dict[str, Prediction] = field(default_factory=dict, init=False)
 
     def html(self, tab: str, selected: SelectedEvents) -> str:
-        """Return what a tab shows for the selection."""
+        """Return the HTML of a tab for the selection."""
         return f'<div class="dsx">{_PANELS[tab](self, selected)}</div>'
 
     def _findings(self, selected: SelectedEvents) -> str:
-        """Return the findings about the selection, whichever of them is selected; all if it has all events."""
+        """Return the findings about the selected events; a selected finding does not hide the others."""
         mark, filtered = selected.selection.mark, selected.filtered
         mask = filtered.around(FINDINGS, selected.rows) if mark is None else mark.mask
         shown = [i for i, finding in enumerate(self.findings) if finding.is_wrong or mask[finding.rows].any()]
-        concerning = Findings(self.findings.tables, [self.findings[i] for i in shown])
+        shown_findings = Findings(self.findings.tables, [self.findings[i] for i in shown])
         pick = selected.selection.filters.picks.get(FINDINGS)
         picked = [pick is not None and set(np.flatnonzero(pick.mask)) == set(self.findings[i].rows) for i in shown]
         marks = [
             f' data-finding="{i}" tabindex="0" aria-selected="{str(now).lower()}"'
             for i, now in zip(shown[:MOST_FINDINGS], picked, strict=False)
         ]
-        count = f"{len(shown):,} of {len(self.findings):,} findings concern what is selected"
+        count = f"{len(shown):,} of {len(self.findings):,} findings are about the selection"
         if len(shown) == len(self.findings):
-            count = f"{len(shown):,} finding{'' if len(shown) == 1 else 's'}, largest saving first"
+            count = f"{format_count(len(shown), 'finding')}, largest saving first"
         note = f'<p><b>{count}</b> <span class="dim">a row selects its events; bytes are per rank and step</span></p>'
-        return (note if len(self.findings) else "") + findings_table(concerning, attributes=marks)
+        return (note if len(self.findings) else "") + findings_table(shown_findings, attributes=marks)
 
     def _parameters(self, selected: SelectedEvents) -> str:
         """Return the followed parameter with its shards, above the parameters of the selected modules."""
@@ -79,17 +80,18 @@ class TabPanels:
         largest = largest.sort("global_bytes", descending=True, maintain_order=True).head(_MOST_PARAMETERS)
         shown = parameters.filter(pl.col("name").is_in(largest["name"].implode()))
         where = f" of {html.name(selected.module_title, longest=200)}" if inside else ""
-        many = parameters["name"].n_unique()
-        if not many:
+        total = parameters["name"].n_unique()
+        if not total:
             return followed or f'<p class="dim">No parameters{where} are recorded.</p>'
-        count = f"The {len(largest)} largest of {many:,} parameters" if many > len(largest) else f"{many:,} parameters"
-        hint = "“its step” shows where one lies and what is sent for it in a step"
-        return (
-            f'{followed}<p><b>{count}{where}</b> <span class="dim">{hint}</span></p>{parameters_html("", shown, True)}'
-        )
+        count = format_count(total, "parameter")
+        if total > len(largest):
+            count = f"The {len(largest)} largest of {total:,} parameters"
+        hint = "“its step” shows how a parameter is sharded, and what is sent for it in a step"
+        rows = parameters_html("", shown, clickable=True)
+        return f'{followed}<p><b>{count}{where}</b> <span class="dim">{hint}</span></p>{rows}'
 
     def _followed(self, pick: Pick | None) -> str:
-        """Return the history of the parameter that is followed, with its shards."""
+        """Return the history of the picked parameter, with its shards; empty if none is picked."""
         if pick is None or pick.history is None:
             return ""
         sizes: Sizes = "wire" if self.codes.kind_of_sizes == WIRE else "message"
@@ -100,7 +102,7 @@ class TabPanels:
         return f"<div>{history_html(replace(pick.history, sizes=sizes))}{shards}</div>"
 
     def _prediction(self, selected: SelectedEvents) -> str:
-        """Return the predicted step on a cluster, with the selected modules' share and the streams of one rank."""
+        """Return the predicted step on the chosen cluster, with the seconds of the selected modules."""
         try:
             predicted = self._predicted()
         except UsageError as error:
@@ -108,7 +110,7 @@ class TabPanels:
         present = predicted.cluster.name
         names = list(dict.fromkeys([present, *known_clusters()]))
         options = "".join(
-            f'<option value="{html.escape(name)}"{" selected" * (name == present)}>{html.escape(name)}</option>'
+            f'<option value="{html.escape(name)}"{" selected" if name == present else ""}>{html.escape(name)}</option>'
             for name in names
         )
         choice = f'<p><label>on <select data-hardware aria-label="hardware">{options}</select></label></p>'
@@ -125,7 +127,7 @@ class TabPanels:
 
 
 def _of_modules(predicted: Prediction, selected: SelectedEvents) -> str:
-    """Return the predicted seconds of the selected modules, or nothing if no row is selected."""
+    """Return the predicted seconds of the selected modules; empty if no row is selected."""
     if not selected.rows:
         return ""
     rows = predicted.by_module().filter(pl.col("module").is_in(selected.module_names))

@@ -1,4 +1,4 @@
-"""The explorer's timeline: filtered events in lanes; a range of it can be selected as a filter."""
+"""The explorer's timeline of the filtered events; a range of it can be selected as a filter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from dsexplore._internal.views.trace.pivot import Mask
 PART = "timeline"
 """Key of this part in `Filters.picks`."""
 _COLUMNS, _MOST = 480, 800
-LANES: tuple[str, ...] = get_args(LaneKind)
+"""Number of columns into which many spans are summed, and of spans that are drawn individually."""
+LANE_KINDS: tuple[str, ...] = get_args(LaneKind)
+"""Values of ``lanes`` that a user can choose."""
 
 
 class TimelinePanel:
@@ -25,8 +27,8 @@ class TimelinePanel:
 
     Args:
         tables: Tables of the trace.
-        sizes: Which bytes are shown, ``"wire"`` or ``"message"``.
-        kind: (events,) kind of each event, as in `EventCodes.kind`.
+        sizes: Bytes to show, ``"wire"`` or ``"message"``.
+        kind: (events,) Kind of each event, see `EventCodes.kind`; None for no kinds.
         skew: Skew of the trace; None to draw neither waiting nor late ranks.
     """
 
@@ -53,11 +55,12 @@ class TimelinePanel:
 
     def arrange(self, lanes: str) -> None:
         """Use one lane per phase, axis, module, op or rank, as ``lanes`` says."""
-        if lanes in LANES:
+        if lanes in LANE_KINDS:
             self._lanes = lanes
             self._remake(timeline_of(self._tables, lanes, None, self._sizes))  # type: ignore[arg-type]  # of get_args
 
     def _remake(self, timeline: Timeline) -> None:
+        """Draw another timeline in the same window."""
         before = self.state
         self._made = self._state_of(timeline)
         self._made.window = before.window
@@ -72,10 +75,11 @@ class TimelinePanel:
     def drawn(self, mask: Mask, kinds: Mask | None = None) -> dict[str, Any]:
         """Return what the browser draws for the events in the mask; ``kinds``: see `TimelineState.show_events`."""
         self.state.show_events(None if mask.all() else mask, kinds)
-        return {**self.state.drawn(), "kinds": list(LANES), "kind": self._lanes or self._first_kind}
+        return {**self.state.drawn(), "kinds": list(LANE_KINDS), "kind": self._lanes or self._first_kind}
 
     @property
     def _first_kind(self) -> str:
+        """What the lanes are if no kind was chosen."""
         return "rank" if self.state.timeline.lanes[:1] and self.state.timeline.lanes[0].startswith("rank ") else "phase"
 
     def range(self, begin: float, end: float) -> Pick:
@@ -84,7 +88,7 @@ class TimelinePanel:
         return Pick(self.state.events_between(begin, end), title, extent=(begin, end))
 
     def brushed(self, mask: Mask, pick: Pick | None) -> dict[str, Any]:
-        """Return the picked range, as the browser draws it, and its summary; ``mask``: all selected events."""
+        """Return the value of the trait ``brushed`` for the picked range; ``mask``: mask of the selected events."""
         state = self.state
         state.chosen = None if pick is None else pick.extent
         return {"brush": state.brush(), "status": state.describe(mask) if state.chosen is not None else ""}

@@ -1,4 +1,4 @@
-"""`Titles`: ranks, coordinates, ranges and bytes of each block of a shard picture, as text."""
+"""Texts of a shard picture: labels and tooltips of its blocks, and brackets that name the axes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from dsexplore._internal.sharding.chunks import Range, ranges_text
-from dsexplore._internal.sharding.rank_groups import numbers_text
 from dsexplore._internal.sharding.tensor import PlacedTensor
-from dsexplore._internal.units import format_bytes
+from dsexplore._internal.units import format_bytes, format_ranges
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore._internal.views.sharding.shard_blocks import AxisCuts, Place, Run, ShardBlock, boundaries
 
 _MOST_COUNTED = 4096
-"""Maximal number of ranks whose numbers are written; for more, their coordinates are."""
+"""Size of a mesh up to which texts contain ranks; for larger ones they contain coordinates."""
 
 
 def place_text(axis: str, place: Place) -> str:
@@ -28,7 +27,12 @@ def place_text(axis: str, place: Place) -> str:
 
 
 class Titles:
-    """Label of each block of a picture, and the lines of its tooltip."""
+    """Labels and tooltips of the blocks of a tensor's picture.
+
+    Args:
+        tensor: The tensor.
+        drawn_mesh: Mesh of the sharding.
+    """
 
     def __init__(self, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> None:
         self.tensor, self.drawn_mesh = tensor, drawn_mesh
@@ -39,10 +43,12 @@ class Titles:
         self._coordinates_of_axes = self._find_coordinates() if few else []
 
     def _find_coordinates(self) -> list[Any]:
+        """Return, per axis of the tensor, the coordinate of each rank, in mesh order."""
         grid = list(np.indices(self.mesh.shape).reshape(len(self.mesh.shape), -1))
         return [axis(grid) + np.zeros(self.mesh.size, dtype=np.int64) for axis in self.tensor.axes]
 
     def _ranks(self, places: Iterable[tuple[int, Place]]) -> Any:
+        """Return the ranks at these coordinates; ``places``: (index of the axis, coordinates on it)."""
         assert self._numbers is not None
         held = np.ones(len(self._numbers), dtype=bool)
         for number, (low, high) in places:
@@ -50,20 +56,20 @@ class Titles:
         return self._numbers[held]
 
     def shade(self, block: ShardBlock, place: int) -> str:
-        """Return the class of every second block; pieces of a strided shard at one coordinate look the same."""
+        """Return the CSS class of every second block; the pieces of a strided shard get the same."""
         if not self._cut:
             return ""
         strided = [at for at in block.places if self.tensor.placements[at[0]].kind == "strided"]
         return " odd" if (strided[0][1][0] if strided else place) % 2 else ""
 
     def label(self, block: ShardBlock, room: float) -> str:
-        """Return the ranks of a block, ``"0, 4"``, or their coordinates if very many; empty if it does not fit.
+        """Return the ranks of a block, ``"0, 4"``, or their coordinates in a large mesh; empty if neither fits.
 
-        A folded block says how many shards it stands for.
+        The label of a folded block contains its number of shards. ``room`` is the number of letters that fit.
         """
         if self._numbers is not None:
             ranks = self._ranks(block.places)
-            texts = [numbers_text(ranks, most) for most in (8, 4, 2)] + [f"{len(ranks):,} ranks"]
+            texts = [format_ranges(ranks.tolist(), most) for most in (8, 4, 2)] + [f"{len(ranks):,} ranks"]
             texts = texts[:1] if len(ranks) == 1 else texts
         else:
             texts = [self._coordinates(block, named_only=True) or f"{self.mesh.size:,} ranks"]
@@ -73,6 +79,7 @@ class Titles:
         return html.escape(next((text for text in texts if len(text) <= room), ""))
 
     def _coordinates(self, block: ShardBlock, named_only: bool = False) -> str:
+        """Return the coordinates of a block; ``named_only``: without the axes on which it has all coordinates."""
         at = dict(block.places)
         texts = []
         for number, axis in enumerate(self.tensor.axes):
@@ -83,7 +90,7 @@ class Titles:
         return ", ".join(texts)
 
     def title(self, block: ShardBlock) -> str:
-        """Return the lines as the value of a ``title`` attribute."""
+        """Return the tooltip of a block as the value of a ``title`` attribute."""
         return "&#10;".join(self.lines(block))
 
     def lines(self, block: ShardBlock) -> list[str]:
@@ -94,32 +101,33 @@ class Titles:
         lines = []
         if self._numbers is not None:
             ranks = self._ranks(block.places)
-            lines.append(f"rank{'s' if len(ranks) != 1 else ''} {numbers_text(ranks, 8)}")
+            lines.append(f"rank{'s' if len(ranks) != 1 else ''} {format_ranges(ranks.tolist(), 8)}")
         if coordinates := self._coordinates(block):
             lines.append(coordinates)
         if block.folded > 1:
-            lines.append(f"{block.folded:,} shards, folded; the first of them:")
-        lines += [f"dim {dim}: {ranges_text(part)}" for dim, part in enumerate(ranges)]
+            lines.append(f"{block.folded:,} shards; the first of them:")
+        lines += [f"dim {dim}: {ranges_text(ranges_of_dim)}" for dim, ranges_of_dim in enumerate(ranges)]
         nbytes = math.prod(sizes) * self.tensor.dtype.itemsize
         lines.append(format_bytes(nbytes) if block.folded > 1 else f"{format_bytes(nbytes)} on each rank")
         return [html.escape(line, longest=400) for line in lines]
 
     def _held(self, coordinates: Sequence[int]) -> tuple[list[int], list[list[Range]]]:
-        """Return length and ranges per dim of the shard at these coordinates on the tensor's axes."""
+        """Return (lengths, ranges of indices) per dim of the shard at these coordinates on the tensor's axes."""
         at = [0] * len(self.mesh.shape)
         for coordinate, axis in zip(coordinates, self.tensor.axes, strict=True):
             for number, divisor, modulus, weight in axis.terms:
                 at[number] += coordinate // weight % modulus * divisor
         ranges = list(self.tensor.ranges(at))
-        return [sum(stop - start for start, stop in part) for part in ranges], ranges
+        return [sum(stop - start for start, stop in ranges_of_dim) for ranges_of_dim in ranges], ranges
 
 
 THICK = 19
 """Pixels that the brackets of one axis take."""
 _LETTER = 5.6
-_MOST = 64
-"""Maximal number of brackets of an axis; beyond it, one stands for all."""
-_LEAST = 5
+"""Width of a letter in pixels."""
+_MOST_BRACKETS = 64
+"""Maximal number of brackets of an axis; if there are more, one bracket stands for all."""
+_LEAST_LENGTH = 5
 """Minimal length in pixels of a bracket that is drawn individually."""
 
 STYLE = """
@@ -139,7 +147,7 @@ overflow:hidden;color:var(--dsx-fg)}
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a picture: the dim that runs down, or the one that runs across."""
+    """One side of a picture, along the dim that runs down or the one that runs across."""
 
     tensor: PlacedTensor
     first: int
@@ -147,10 +155,13 @@ class Side:
     size: int
     """Number of indices shown."""
     pixels: float
+    """Length of the side."""
     down: bool
+    """Whether it runs down."""
     left: float
     """Left edge of the outermost bracket, in pixels of the picture."""
     top: float
+    """Upper edge of the outermost bracket, in pixels of the picture."""
 
     @property
     def scale(self) -> float:
@@ -159,15 +170,16 @@ class Side:
 
 
 def brackets(cuts: Sequence[AxisCuts], side: Side) -> str:
-    """Return the brackets of a dim, outermost axis furthest from the picture; ``cuts``: see `axis_cuts.axis_cuts`."""
-    return "".join(_of_axis(axis, side, THICK * place) for place, axis in enumerate(cuts))
+    """Return the brackets of a dim; those of the outermost axis are furthest from the picture, see `axis_cuts`."""
+    return "".join(_brackets_of_axis(axis, side, THICK * place) for place, axis in enumerate(cuts))
 
 
-def _of_axis(cuts: AxisCuts, side: Side, inwards: float) -> str:
+def _brackets_of_axis(cuts: AxisCuts, side: Side, inwards: float) -> str:
+    """Return the brackets of one axis, ``inwards`` pixels from the outermost bracket towards the picture."""
     axis = side.tensor.axes[cuts.number]
     lengths = [(run.stop - run.start) * side.scale for run in cuts.runs]
     kind = f"k {'beside' if side.down else 'above'} {axis_class(axis.name)}"
-    if len(cuts.runs) > _MOST or min(lengths) < _LEAST or any(run.place is None for run in cuts.runs):
+    if len(cuts.runs) > _MOST_BRACKETS or min(lengths) < _LEAST_LENGTH or any(run.place is None for run in cuts.runs):
         text = _fitting((f"{axis.name} in {axis.size:,}", f"{axis.name} ÷{axis.size:,}", axis.name), side.pixels)
         return _bracket(kind=f"{kind} all", text=text, start=0, length=side.pixels, side=side, inwards=inwards)
     texts = _labels(axis.name, cuts.runs, lengths)
@@ -185,12 +197,12 @@ def _of_axis(cuts: AxisCuts, side: Side, inwards: float) -> str:
 
 
 def _look(kind: str, run: Run) -> str:
-    """Return the class of a bracket; a bracket over several coordinates is dashed."""
+    """Return the CSS classes of a bracket, which is dashed if it covers several coordinates."""
     return f"{kind} all" if run.place is not None and run.place[1] - run.place[0] > 1 else kind
 
 
 def _labels(axis: str, runs: Sequence[Run], lengths: Sequence[float]) -> list[str]:
-    """Return per bracket ``tp 0``, else the number, else ``""``, as fits; at least one contains the axis's name."""
+    """Return the text of each bracket: ``tp 0``, ``0`` or ``""``, as fits; the longest one has the name if it fits."""
     texts = []
     for run, length in zip(runs, lengths, strict=True):
         named = place_text(axis, run.place or (0, 1))
@@ -202,7 +214,7 @@ def _labels(axis: str, runs: Sequence[Run], lengths: Sequence[float]) -> list[st
 
 
 def _fitting(texts: Sequence[str], pixels: float) -> str:
-    """Return the first of these texts that fits, or ``""``."""
+    """Return the first of these texts that fits into so many pixels, or ``""``."""
     return next((text for text in texts if len(text) * _LETTER + 6 <= pixels), "")
 
 
@@ -215,7 +227,7 @@ def _bracket(kind: str, text: str, start: float, length: float, side: Side, inwa
 
 
 def cut_lines(cuts: Sequence[AxisCuts], side: Side) -> str:
-    """Return a line at each cut, in the color of the outermost axis that cuts there; thick for the outermost axis."""
+    """Return a line at each cut, in the color of the outermost axis that cuts there; thick for the first axis."""
     lines = []
     for index, place in boundaries(cuts).items():
         look = ("" if side.down else " up") + (" outer" if len(cuts) > 1 and place == 0 else "")

@@ -1,4 +1,4 @@
-"""`DrawnMesh`: colors of axes, and ranks that are drawn one by one, shared by all pictures of a sharding."""
+"""`DrawnMesh`: colors of the axes and the ranks that can be highlighted, shared by all pictures of a sharding."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.views.page.theme import AXES, axis_number
 from dsexplore._internal.views.sharding.shard_blocks import Place, ShardBlock
 
-MOST, WHOLE = 64, 96
-"""Maximal number of ranks in a sample, and maximal size of a mesh that is drawn whole."""
+MOST_SAMPLED, WHOLE = 64, 96
+"""Maximal number of ranks in a sample, and size of a mesh up to which all ranks are sampled."""
 
 
 class RankSample:
-    """Some ranks of a mesh: the product of some coordinates of each axis.
+    """Some ranks of a mesh: those at all combinations of some coordinates of each axis.
 
     Attributes:
         mesh: Mesh of all ranks.
@@ -28,7 +28,7 @@ class RankSample:
         numbers: Sampled ranks, in mesh order.
     """
 
-    def __init__(self, mesh: Mesh, tensors: Iterable[PlacedTensor], most: int = MOST) -> None:
+    def __init__(self, mesh: Mesh, tensors: Iterable[PlacedTensor], most: int = MOST_SAMPLED) -> None:
         self.mesh = mesh
         self.chosen = _chosen(mesh, tensors, most)
         grid = np.meshgrid(*self.chosen, indexing="ij") if self.chosen else []
@@ -58,10 +58,10 @@ class RankSample:
     def holding(self, tensor: PlacedTensor, places: Sequence[tuple[int, Place]]) -> list[int]:
         """Return the indices into `numbers` of the ranks with these coordinates on the tensor's axes."""
         coordinates = self._coordinates_of(tensor)
-        held = np.ones(len(self), dtype=bool)
+        mask = np.ones(len(self), dtype=bool)
         for number, (low, high) in places:
-            held &= (coordinates[number] >= low) & (coordinates[number] < high)
-        return [int(index) for index in np.flatnonzero(held)]
+            mask &= (coordinates[number] >= low) & (coordinates[number] < high)
+        return [int(index) for index in np.flatnonzero(mask)]
 
     def empty(self, tensor: PlacedTensor) -> list[int]:
         """Return the indices into `numbers` of the ranks that hold nothing of a tensor."""
@@ -71,19 +71,20 @@ class RankSample:
         return [int(index) for index in np.flatnonzero(numel == 0)]
 
     def _coordinates_of(self, tensor: PlacedTensor) -> list[Numbers]:
+        """Return, per axis of the tensor, the coordinates of the sampled ranks."""
         if tensor.axes not in self._cached_coordinates:
             zeros = np.zeros(len(self), dtype=np.int64)
             self._cached_coordinates[tensor.axes] = [axis(self._grid) + zeros for axis in tensor.axes]
         return self._cached_coordinates[tensor.axes]
 
 
-def sample_of(shown: Sharding, most: int = MOST) -> RankSample:
-    """Return the ranks of a sharding that are drawn one by one: at most ``most``, or all of a small mesh."""
+def sample_of(shown: Sharding, most: int = MOST_SAMPLED) -> RankSample:
+    """Return the ranks of a sharding that can be highlighted: at most ``most``, or all of a small mesh."""
     return RankSample(shown.mesh, shown.tensors, most)
 
 
 def _chosen(mesh: Mesh, tensors: Iterable[PlacedTensor], most: int) -> list[Numbers]:
-    """Choose coordinates per axis, thinning out the longest axes until their product is at most ``most``."""
+    """Choose coordinates per axis: fewer of the longest axes until there are at most ``most`` combinations."""
     if mesh.size <= WHOLE:
         return [np.arange(size) for size in mesh.shape]
     lengths = list(mesh.shape)
@@ -97,7 +98,7 @@ def _chosen(mesh: Mesh, tensors: Iterable[PlacedTensor], most: int) -> list[Numb
 
 
 def _thinned(size: int, length: int, starts: Sequence[int]) -> Numbers:
-    """Choose a few coordinates of an axis: first, last, those where sizes change, and others evenly between."""
+    """Choose ``length`` coordinates of an axis: first, last, those where sizes change, and others evenly between."""
     if length >= size:
         return np.arange(size)
     around = [at for start in starts for at in (start, start - 1) if at >= 0]
@@ -117,7 +118,7 @@ def axis_class(axis: str) -> str:
 
 
 MINE = "mine"
-"""CSS class of what the chosen rank holds."""
+"""CSS class of the blocks of the chosen rank."""
 
 
 class DrawnMesh:
@@ -135,15 +136,15 @@ class DrawnMesh:
         self._chosen: tuple[int, ...] | None = None
 
     def choosing(self, at: tuple[int, ...] | None) -> DrawnMesh:
-        """Return a copy that highlights the blocks of the rank at these mesh coordinates from the start, by `MINE`."""
-        lit = copy.copy(self)
-        lit._chosen = at
-        return lit
+        """Return a copy in which the rank at these mesh coordinates is chosen (None: none), see `MINE`."""
+        copied = copy.copy(self)
+        copied._chosen = at
+        return copied
 
-    def lit_by(self, tensor: PlacedTensor, block: ShardBlock) -> str:
-        """Return the classes of a block: the sampled ranks that hold it, or ``ha`` for all; `MINE` if chosen."""
+    def classes_of(self, tensor: PlacedTensor, block: ShardBlock) -> str:
+        """Return the CSS classes of a block, for the sampled ranks that hold it (``ha`` for all) and for `MINE`."""
         held = self.sample.holding(tensor, block.places)
-        classes = "ha" if len(held) == len(self.sample) else lit_classes(held)
+        classes = "ha" if len(held) == len(self.sample) else rank_classes(held)
         return f"{classes} {MINE}" if self._holds(tensor, block) else classes
 
     def _holds(self, tensor: PlacedTensor, block: ShardBlock) -> bool:
@@ -153,13 +154,13 @@ class DrawnMesh:
         coordinates = [int(axis([np.array(place) for place in self._chosen])) for axis in tensor.axes]
         return all(low <= coordinates[number] < high for number, (low, high) in block.places)
 
-    def without(self, tensor: PlacedTensor) -> RankGroup | None:
+    def empty_ranks(self, tensor: PlacedTensor) -> RankGroup | None:
         """Return the ranks that hold nothing of a tensor, or None if each rank holds some of it."""
         if not tensor.numel:
             return None
         return next((group for group in self.shown.shapes(tensor) if not math.prod(group.value)), None)
 
 
-def lit_classes(sampled: list[int]) -> str:
+def rank_classes(sampled: list[int]) -> str:
     """Return the CSS classes of the ranks at these indices of the sample."""
     return " ".join(f"h{index}" for index in sampled)

@@ -1,4 +1,4 @@
-"""Many tensors on a mesh: memory by rank, and a line per kind of parameter with its picture when opened."""
+"""The tensors of a model on a mesh: memory by rank, and a line per kind of parameter that opens its picture."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dsexplore._internal.views.sharding.rank_grid import axis_table, held_table,
 from dsexplore._internal.views.sharding.shard_picture import picture_html, swatch
 
 MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
+"""Maximal numbers of lines, of lines with a picture, of blocks in all pictures, and of groups of ranks."""
 
 STYLE = (
     "".join(f".dsx .m{part[0]}{{{mark.css}}}\n" for part, mark in MEMORY.items())
@@ -55,16 +56,17 @@ class ParameterKind:
     """Parameters whose names differ only in a number: ``layers.*.weight``."""
 
     name: str
+    """Name with ``*`` where the names of the parameters differ."""
     tensors: tuple[PlacedTensor, ...]
 
     @property
     def first(self) -> PlacedTensor:
-        """Tensor that is drawn for all."""
+        """Tensor whose picture stands for all."""
         return self.tensors[0]
 
 
 def fold_names(tensors: tuple[PlacedTensor, ...]) -> list[ParameterKind]:
-    """Group tensors of equal shape, dtype and placement whose names differ only in numbers, in order."""
+    """Group tensors of equal shape, dtype and placements whose names differ only in numbers, in order."""
     groups: dict[tuple[object, ...], list[PlacedTensor]] = {}
     for tensor in tensors:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", tensor.name)
@@ -85,12 +87,13 @@ def _name(tensors: tuple[PlacedTensor, ...], pattern: str) -> str:
     """Return one name for grouped tensors, with ``*`` where their names differ: ``encoder.0.layers.*.weight``."""
     if len(tensors) == 1:
         return tensors[0].name
-    parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in tensors), strict=True)
-    return ".".join(part if len(set(parts_there)) > 1 else parts_there[0] for part, *parts_there in parts)
+    names = zip(*(tensor.name.split(".") for tensor in tensors), strict=True)
+    components = zip(pattern.split("."), names, strict=True)
+    return ".".join(component if len({*of_tensors}) > 1 else of_tensors[0] for component, of_tensors in components)
 
 
 def model_html(drawn_mesh: DrawnMesh) -> str:
-    """Return memory by rank, the grid of ranks, and the parameters."""
+    """Return memory by rank, the grid of ranks, and the parameters as HTML."""
     shown = drawn_mesh.shown
     if not shown.tensors:
         return '<p class="dim">No parameters.</p>'
@@ -98,7 +101,7 @@ def model_html(drawn_mesh: DrawnMesh) -> str:
 
 
 def text_lines(shown: Sharding) -> list[str]:
-    """Return a line for each of the kinds of parameters that hold most."""
+    """Return a line for each of the eight largest kinds of parameters."""
     kinds = sorted(fold_names(shown.tensors), key=lambda kind: -kind.first.nbytes * len(kind.tensors))
     lines = []
     for kind in kinds[:8]:
@@ -109,6 +112,7 @@ def text_lines(shown: Sharding) -> list[str]:
 
 
 def _memory_html(shown: Sharding) -> str:
+    """Return a table of the bytes that each group of ranks needs."""
     assumed = Assumptions()
     groups = memory_groups(shown.mesh, shown.tensors, assumed)
     top = max(sum(groups[0].value), 1)
@@ -131,7 +135,7 @@ def _bytes_column(number: int, part: str) -> Column:
 
 
 def _parts(group: RankGroup) -> list[tuple[str, str, float, str]]:
-    """Return the segments of a bar, see `html.stacked_bar`."""
+    """Return the segments of a group's bar, see `html.stacked_bar`."""
     return [
         (f"m{part[0]}", MEMORY[part].letter, size, f' title="{part}: {format_bytes(size)}"')
         for part, size in zip(PARTS, group.value, strict=True)
@@ -139,11 +143,12 @@ def _parts(group: RankGroup) -> list[tuple[str, str, float, str]]:
 
 
 def _list_html(drawn_mesh: DrawnMesh) -> str:
+    """Return the list of the kinds of parameters."""
     kinds = fold_names(drawn_mesh.shown.tensors)
     blocks = max(6, MOST_BLOCKS // min(len(kinds), MOST_PICTURES))
     largest = sorted(kinds, key=lambda kind: -kind.first.nbytes * len(kind.tensors))[:MOST_PICTURES]
-    drawn = {id(kind) for kind in largest}
-    lines = [_line_html(drawn_mesh, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
+    pictured = {id(kind) for kind in largest}
+    lines = [_line_html(drawn_mesh, kind, blocks, has_picture=id(kind) in pictured) for kind in kinds[:MOST_LINES]]
     more = len(kinds) - len(lines)
     return (
         "<h2>Tensors</h2>"
@@ -155,11 +160,12 @@ def _list_html(drawn_mesh: DrawnMesh) -> str:
     )
 
 
-def _line_html(drawn_mesh: DrawnMesh, kind: ParameterKind, blocks: int, drawn: bool) -> str:
+def _line_html(drawn_mesh: DrawnMesh, kind: ParameterKind, blocks: int, has_picture: bool) -> str:
+    """Return the line of a kind of parameter; with a picture of at most ``blocks`` blocks inside it, it can open."""
     tensor, shown = kind.first, drawn_mesh.shown
-    line = _cells(drawn_mesh, kind, drawn)
+    line = _cells(drawn_mesh, kind, has_picture)
     empty = "".join(f" e{index}" for index in drawn_mesh.sample.empty(tensor))
-    if not drawn:
+    if not has_picture:
         return f'<div class="line{empty}">{line}</div>'
     also = (
         f'<p class="dim">The same tensor as {html.name(", ".join(tensor.also), longest=300)}; counted once.</p>'
@@ -174,7 +180,8 @@ def _line_html(drawn_mesh: DrawnMesh, kind: ParameterKind, blocks: int, drawn: b
     return f'<details><summary class="line{empty}">{line}</summary><div class="open">{also}{inside}</div></details>'
 
 
-def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, drawn: bool) -> str:
+def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, has_picture: bool) -> str:
+    """Return the cells of a line: name, shards, shape, placements, and what ranks hold."""
     tensor, shown = kind.first, drawn_mesh.shown
     groups = shown.shapes(tensor)
     sizes = [math.prod(group.value) * tensor.dtype.itemsize for group in groups]
@@ -185,14 +192,14 @@ def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, drawn: bool) -> str:
         f"<span>{swatch(placement, axis_class(axis.name))} {html.name(axis.name, longest=24)}</span> "
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     )
-    nothing = drawn_mesh.without(tensor)
+    nothing = drawn_mesh.empty_ranks(tensor)
     empty = f"<b>∅ {format_count(nothing.count, 'rank')}</b>" if nothing is not None else ""
     uneven = f'<b class="dim">to {html.escape(shape_text(groups[-1].value))}</b>' if len(groups) > 1 else ""
     rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all equal"
     least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""
     return (
         f'<span class="n">{html.parted(kind.name)}{times}{frozen}</span> '
-        f'<span class="v">{thumbnail(tensor, drawn_mesh) if drawn else ""}</span> '
+        f'<span class="v">{thumbnail(tensor, drawn_mesh) if has_picture else ""}</span> '
         f'<span class="s"><b>{html.escape(shape_text(tensor.shape))}</b> '
         f'<b class="dim">{dtype_name(tensor.dtype)}</b></span> '
         f'<span class="p">{placed or swatch(None)}</span> '

@@ -1,7 +1,7 @@
-"""The ranks as a grid of buttons: hovering over or choosing a rank highlights what it holds in every picture.
+"""The ranks as a grid of buttons that highlight a rank's shards in every picture, and tables of what ranks hold.
 
-CSS does this, with `:has()` on the hovered or checked button, so it works without kernel and JavaScript. It works from
-the keyboard too: the ranks are radio buttons, which the arrow keys move through.
+CSS highlights the shards, by `:has()` on the hovered or checked button, so no kernel and no JavaScript is needed. The
+ranks are radio buttons, so the arrow keys work too.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     """Return the grid of the sampled ranks, or ``""`` for a mesh of one rank.
 
     Args:
-        drawn_mesh: Ranks, and colors of the axes.
-        tensors: A rank that holds nothing of any of these is marked.
+        drawn_mesh: Sampled ranks, and colors of the axes.
+        tensors: Tensors; a rank that holds nothing of any of them is marked.
     """
     sample, mesh = drawn_mesh.sample, drawn_mesh.mesh
     if mesh.size == 1:
@@ -58,8 +58,12 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     nothing = set.intersection(*(set(sample.empty(tensor)) for tensor in tensors)) if tensors else set()
     across = len(sample.chosen[-1])
     rows = "".join(_row(drawn_mesh, start, across, nothing) for start in range(0, len(sample), across))
-    few = f" {len(sample):,} of {mesh.size:,} ranks stand here: first, last, where shards change in size, some between."
-    part = "" if sample.is_whole else few
+    part = ""
+    if not sample.is_whole:
+        part = (
+            f" {len(sample):,} of {mesh.size:,} ranks are shown: the first, the last, those where the size of shards "
+            "changes, and some between."
+        )
     empty = " ∅: holds nothing." if nothing else ""
     width = 14 + 7 * (len(str(sample.numbers.max())) + 2 * bool(nothing))
     return (
@@ -78,6 +82,7 @@ def axis_key(drawn_mesh: DrawnMesh) -> str:
 
 
 def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> str:
+    """Return ``across`` ranks of the sample from index ``start`` on; ``nothing``: indices of ranks without shards."""
     sample, axes = drawn_mesh.sample, drawn_mesh.mesh.axes
     outer = sample.coordinates(start)[:-1]
     named = ", ".join(place_text(axis, (at, at + 1)) for axis, at in zip(axes, outer, strict=False))
@@ -98,7 +103,7 @@ def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> s
 
 
 def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
-    """Return CSS that highlights what a rank holds, and marks the tensors that it holds nothing of."""
+    """Return CSS that highlights the shards of a rank, and marks the tensors of which it has none."""
     sample = drawn_mesh.sample
     if drawn_mesh.mesh.size == 1:
         return ""
@@ -106,11 +111,11 @@ def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     every = ".dsx:has(.ranks label:hover,.ranks :checked) .ha"
     empty = sorted({index for tensor in tensors for index in sample.empty(tensor)} if len(tensors) > 1 else ())
     nothing = ",".join(f".dsx:has(.h{i}:is(:hover,:checked)) .e{i}" for i in empty)
-    return f"{lit},{every}{{{LIT}}}\n" + (f'{nothing}{{--no:" ∅ nothing of it"}}\n' if nothing else "")
+    return f"{lit},{every}{{{LIT}}}\n" + (f'{nothing}{{--no:" ∅ no shard"}}\n' if nothing else "")
 
 
 def thumbnail(tensor: PlacedTensor, drawn_mesh: DrawnMesh, width: int = 64, height: int = 28) -> str:
-    """Return a small picture of a tensor's shards, in true proportions, highlighted like the large one."""
+    """Return a small picture of a tensor's shards in true proportions, highlighted like the large picture."""
     if not tensor.numel:
         return ""
     drawn = picture(tensor, 16, 1)
@@ -127,7 +132,7 @@ def thumbnail(tensor: PlacedTensor, drawn_mesh: DrawnMesh, width: int = 64, heig
             for x0, x1 in block.columns
         )
         odd = (" q" if number % 2 else "") + (" f" if block.folded > 1 else "")
-        paths.append(f'<path class="{drawn_mesh.lit_by(tensor, block)}{odd}" d="{boxes}"/>')
+        paths.append(f'<path class="{drawn_mesh.classes_of(tensor, block)}{odd}" d="{boxes}"/>')
     return f'<svg width="{wide:.0f}" height="{high:.0f}" aria-hidden="true">{"".join(paths)}</svg>'
 
 
@@ -136,6 +141,7 @@ def _short(pixels: float) -> str:
 
 
 MOST_GROUPS, MOST_RANKS = 12, 64
+"""Maximal number of rows in the table of shapes, and of ranks in the table of ranks."""
 _REDUCED = {
     "sum": "summed",
     "avg": "averaged",
@@ -146,22 +152,23 @@ _REDUCED = {
 
 
 def meanings(tensor: PlacedTensor) -> list[str]:
-    """Return one sentence per placement."""
+    """Return a phrase per placement that says what it does with the tensor."""
     before: dict[int, list[str]] = {}
     sentences = []
     for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
         sentences.append(_meaning(placement, axis.size, tensor, before.get(placement.dim, [])))
-        if placement.kind == "shard":  # a strided one cuts after the axes that follow it
+        if placement.kind == "shard":  # a strided shard is cut after the axes that follow it
             before.setdefault(placement.dim, []).append(axis.name)
     return sentences
 
 
 def _meaning(placement: Placement, parts: int, tensor: PlacedTensor, before: list[str]) -> str:
+    """Return what a placement does on an axis of ``parts`` ranks; ``before``: axes that cut its dim before."""
     if placement.kind == "replicate":
         return f"{parts:,} copies" if parts > 1 else "one copy"
     if placement.kind == "partial":
         how = _REDUCED.get(placement.reduce_op, f"reduced by {placement.reduce_op}")
-        return f"{parts:,} partial values of all of it, still to be {how}"
+        return f"{parts:,} partial values of the whole tensor, still to be {how}"
     size = tensor.shape[placement.dim]
     what = f"dim {placement.dim}" if not before else f"each piece of {', '.join(before)} along dim {placement.dim}"
     if placement.kind == "strided" and placement.pieces > 1:
@@ -173,9 +180,9 @@ def _sizes(size: int, parts: int) -> str:
     """Return the sizes of a dim's parts: ``"4 each"``, ``"3, 3, 3, 1"``; for many, ``"64 (×2,003), 32, 0 (×44)"``."""
     chunk = -(-size // parts)
     full = size // chunk if chunk else 0
-    rest = size - full * chunk
-    counted = [(chunk, full), (rest, int(rest > 0)), (0, parts - full - (rest > 0))]
-    if not rest and parts == full:
+    remainder = size - full * chunk
+    counted = [(chunk, full), (remainder, int(remainder > 0)), (0, parts - full - (remainder > 0))]
+    if not remainder and parts == full:
         return f"{chunk:,} each"
     if parts <= 8:
         return ", ".join(f"{length:,}" for length, times in counted for _ in range(times))
@@ -183,9 +190,9 @@ def _sizes(size: int, parts: int) -> str:
 
 
 def axis_table(tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
-    """Return a table of swatch, placement and sentence per axis."""
+    """Return a table of the axes with their placements, and what these do."""
     if not tensor.placements:
-        return f"<p>{swatch(None)} no placements: each of {drawn_mesh.mesh.size:,} ranks has a whole one of its own</p>"
+        return f"<p>{swatch(None)} no placements: each of {drawn_mesh.mesh.size:,} ranks holds a whole tensor</p>"
     rows = zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
     columns = (
         text("axis", lambda row: html.name(row[0].name, longest=48)),
@@ -197,7 +204,7 @@ def axis_table(tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
 
 
 def held_table(shown: Sharding, tensor: PlacedTensor) -> str:
-    """Return a table of ranks grouped by the shape that they hold."""
+    """Return a table of the shapes of shards, with the ranks that hold them."""
 
     def held(group: RankGroup) -> str:
         return f"<code>{html.escape(shape_text(group.value))}</code>" + ("" if math.prod(group.value) else " nothing")
@@ -243,5 +250,6 @@ def _range_column(tensor: PlacedTensor, dim: int) -> Column:
 
 
 def _places(mesh: Mesh) -> list[tuple[int, ...]]:
+    """Return the coordinates of all ranks, in mesh order."""
     plain = Mesh(mesh.axes, mesh.shape)
     return [plain.coordinates(position) for position in range(mesh.size)]

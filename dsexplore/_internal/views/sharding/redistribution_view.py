@@ -15,8 +15,8 @@ from dsexplore._internal.views.view import View
 
 _BLOCKS = 64
 _NOTE = (
-    "The steps are those of torch's planner. Bytes are those of rank 0 of the mesh, which sends most; a message is the "
-    "whole buffer of the collective, padded where shards are uneven."
+    "The steps are those of torch's planner. Bytes are those of rank 0 of the mesh, which sends most. A message is the "
+    "whole buffer of the collective, padded if shards are uneven."
 )
 
 STYLE = """
@@ -63,6 +63,7 @@ class RedistributionView(View):
 
 
 def _what(shown: Redistribution) -> str:
+    """Return the tensor, its placements before and after, and the mesh, in one line."""
     tensor = shown.before
     placed = [", ".join(map(str, placed_tensor.placements)) for placed_tensor in (tensor, shown.after)]
     mesh = ", ".join(f"{axis.name}={axis.size}" for axis in tensor.axes)
@@ -72,24 +73,24 @@ def _what(shown: Redistribution) -> str:
 
 
 def _line(step: Step) -> str:
+    """Return a step as one line: the change of a placement, and what is sent for it."""
     change = f"{html.plain(step.axis, longest=30)}: {step.before}→{step.after}"
     if not step.op:
-        return f"{change}, each of {step.ranks:,} ranks cuts what it has, nothing is sent"
+        return f"{change}, each of {step.ranks:,} ranks slices its part, nothing is sent"
     sizes = f"{format_bytes(step.message_bytes)} message, {format_bytes(step.wire_bytes)} on the wire"
     return f"{change} by {step.op} of {step.ranks:,} ranks, {sizes}"
 
 
 def _part(title: str, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
-    swatches = [
-        shard_picture.swatch(placement, axis_class(axis.name))
-        for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
-    ]
-    said = "; ".join(
-        f"{swatch} {html.name(axis.name, longest=30)}: {html.escape(meaning)}"
-        for swatch, axis, meaning in zip(swatches, tensor.axes, meanings(tensor), strict=True)
+    """Return the tensor before or after: what each placement does, and the picture."""
+    placed = zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
+    placements = "; ".join(
+        f"{shard_picture.swatch(placement, axis_class(axis.name))} {html.name(axis.name, longest=30)}: "
+        f"{html.escape(meaning)}"
+        for axis, placement, meaning in placed
     )
     picture = shard_picture.picture_html(tensor, drawn_mesh, _BLOCKS, with_zoom=False)
-    return f"<div><p><b>{title}</b></p><p>{said}</p>{picture}</div>"
+    return f"<div><p><b>{title}</b></p><p>{placements}</p>{picture}</div>"
 
 
 def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
@@ -104,7 +105,7 @@ def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
         ),
         Column("ranks", lambda row: f"{row[1].ranks:,}"),
         text("change", lambda row: f"<code>{row[1].before}</code> → <code>{row[1].after}</code>"),
-        text("collective", lambda row: html.name(row[1].op) if row[1].op else "each rank cuts what it has"),
+        text("collective", lambda row: html.name(row[1].op) if row[1].op else "each rank slices its part"),
         Column("message bytes", lambda row: format_bytes(row[1].message_bytes) if row[1].op else "–"),
         Column("wire bytes", lambda row: format_bytes(row[1].wire_bytes) if row[1].op else "–"),
     )

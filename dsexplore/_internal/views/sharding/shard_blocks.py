@@ -1,7 +1,7 @@
-"""Where the shards of a tensor lie in its picture: stretches of each dim, and the blocks that they form.
+"""The blocks of a tensor's picture: stretches of each dim, and the shards that they form.
 
-Few shards are drawn one by one. If there are many, consecutive shards of equal size are folded into one stretch, so a
-picture has a bounded number of blocks whatever the number of ranks; each is at its true position and proportion.
+Few shards are drawn one by one. If there are many, consecutive shards of equal size are folded into one stretch, so the
+number of blocks is bounded for any number of ranks. Each block has its true position and proportion.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Indices of one dim, and who holds them."""
+    """Indices of one dim, and the coordinates of the ranks that hold them."""
 
     ranges: tuple[Range, ...]
     places: tuple[tuple[int, Place], ...]
-    """(index of a placement, coordinates on its axis) pairs; on other axes, all coordinates hold these indices."""
+    """(index of a placement, coordinates on its axis); at all coordinates of other axes, ranks hold these indices."""
     folded: int = 1
     """Number of shards folded into this one."""
 
 
 def stretches(tensor: PlacedTensor, dim: int, most: int) -> list[Stretch]:
-    """Return one dim from end to end, in at most about ``most`` stretches; those of empty ranks are omitted."""
+    """Return the stretches of a whole dim, at most about ``most``; ranks that hold nothing have none."""
     size = tensor.shape[dim]
     numbers, cuts = cuts_of(tensor, dim)
     total = math.prod(cut.parts for cut in cuts)
@@ -52,22 +52,30 @@ def stretches(tensor: PlacedTensor, dim: int, most: int) -> list[Stretch]:
 
 
 def cuts_of(tensor: PlacedTensor, dim: int) -> tuple[list[int], list[Cut]]:
-    """Return the placements that cut a dim, as indices and as cuts."""
+    """Return (indices, cuts) of the placements that cut a dim."""
     numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
     return numbers, [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
 
 
 def single_places(numbers: Sequence[int], at: Sequence[int]) -> tuple[tuple[int, Place], ...]:
-    """Return the places of one coordinate each, on the axes of some placements."""
+    """Return the places at these coordinates, one on the axis of each of some placements."""
     return tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
 
 
 def _is_nested(size: int, cuts: Sequence[Cut]) -> bool:
-    """Return True if the first of two axes cuts each part of the second, as FSDP cuts a tensor-parallel shard."""
+    """Return True if the first of two axes cuts each part of the second, as FSDP cuts tensor-parallel shards."""
     return len(cuts) == 2 and 1 < cuts[0].pieces == cuts[1].parts and cuts[1].pieces == 1 and size % cuts[0].pieces == 0
 
 
 def _single_blocks(size: int, numbers: Sequence[int], cuts: Sequence[Cut], inside: int) -> list[Stretch]:
+    """Return a stretch for each combination of coordinates, which stands for ``inside`` shards.
+
+    Args:
+        size: Length of the dim.
+        numbers: Indices of the placements that cut it.
+        cuts: Their cuts.
+        inside: Number of shards into which other placements cut each stretch.
+    """
     pieces = []
     for at in itertools.product(*(range(cut.parts) for cut in cuts)):
         ranges = held_ranges(size, cuts, at)
@@ -77,6 +85,7 @@ def _single_blocks(size: int, numbers: Sequence[int], cuts: Sequence[Cut], insid
 
 
 def _folded_by_size(size: int, number: int, cut: Cut, inside: int) -> list[Stretch]:
+    """Return a stretch for each run of equally long parts of one cut; each part holds ``inside`` shards."""
     edges = [0, *sorted(borders(size, cut)), cut.parts]
     pieces = []
     for low, high in itertools.pairwise(edges):
@@ -94,9 +103,11 @@ class ShardBlock:
     columns: tuple[Range, ...]
     places: tuple[tuple[int, Place], ...]
     folded: int
+    """Number of shards that it stands for."""
     folded_down: int = 1
-    """Number of folded shards in vertical direction; `folded_across` in horizontal direction."""
+    """Number of shards that it stands for, one below another."""
     folded_across: int = 1
+    """Number of shards that it stands for, side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +115,10 @@ class Panel:
     """The picture of two dims, at some indices of the other dims."""
 
     fixed: tuple[tuple[int, Range], ...]
-    """(dim, its indices) for the other dims that are cut."""
+    """(dim, its indices) of the other dims that are cut."""
     blocks: tuple[ShardBlock, ...]
     places: tuple[tuple[int, Place], ...] = ()
-    """(index of the placement, coordinates) of the axes that cut those other dims."""
+    """(index of the placement, coordinates) of the axes that cut the other dims."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +129,15 @@ class Picture:
     columns: int | None
     panels: tuple[Panel, ...]
     hidden_panels: int = 0
+    """Number of panels that are not drawn."""
     down: tuple[Stretch, ...] = ()
-    """Stretches of the dim that runs down; `across`: of the one that runs across."""
+    """Stretches of the dim that runs down."""
     across: tuple[Stretch, ...] = ()
+    """Stretches of the dim that runs across."""
 
 
 def picture(tensor: PlacedTensor, most_blocks: int = 96, most_panels: int = 4) -> Picture:
-    """Return the picture of a tensor, with a bounded number of blocks."""
+    """Return the picture of a tensor, with at most about ``most_blocks`` blocks in ``most_panels`` panels."""
     rows, columns = drawn_dims(tensor)
     others = [dim for dim in tensor.cut_dims() if dim not in (rows, columns)]
     cut = [dim for dim in (rows, columns) if dim is not None and tensor.cuts(dim)]
@@ -132,8 +145,8 @@ def picture(tensor: PlacedTensor, most_blocks: int = 96, most_panels: int = 4) -
     count = math.prod(map(len, panels_by_dim))
     budget = max(4, most_blocks // max(1, min(count, most_panels)))
     limits = dict.fromkeys(cut, budget if len(cut) == 1 else max(2, math.isqrt(budget)))
-    if len(cut) == 2:  # what one dim does not need, the other may use
-        needs = {dim: math.prod(c.parts * c.pieces for c, _ in tensor.cuts(dim)) for dim in cut}
+    if len(cut) == 2:  # one dim may use the blocks that the other does not need
+        needs = {dim: math.prod(by.parts * by.pieces for by, _ in tensor.cuts(dim)) for dim in cut}
         for dim, other in itertools.permutations(cut):
             if needs[dim] <= limits[dim]:
                 limits[other] = max(limits[other], budget // needs[dim])
@@ -174,14 +187,14 @@ def drawn_dims(tensor: PlacedTensor) -> tuple[int | None, int | None]:
     if dims < 2:
         return None, 0 if dims else None
     cut = tensor.cut_dims()[:2]
-    rest = sorted((dim for dim in range(dims) if dim not in cut), key=lambda dim: (-tensor.shape[dim], dim))
-    first, second = sorted((cut + rest)[:2])
+    uncut = sorted((dim for dim in range(dims) if dim not in cut), key=lambda dim: (-tensor.shape[dim], dim))
+    first, second = sorted((cut + uncut)[:2])
     return first, second
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive indices held at the same coordinates of an axis."""
+    """Consecutive indices of a dim that are held at the same coordinates of an axis."""
 
     start: int
     stop: int
@@ -191,7 +204,7 @@ class Run:
 
 @dataclass(frozen=True)
 class AxisCuts:
-    """Cuts that one axis makes in one dim."""
+    """The cuts of one axis in one dim."""
 
     number: int
     """Index of the placement, and of its axis in `PlacedTensor.axes`."""
@@ -200,9 +213,9 @@ class AxisCuts:
 
 
 def axis_cuts(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch]) -> list[AxisCuts]:
-    """Return the axes of more than one rank that cut a dim, outermost first.
+    """Return the cuts of the axes of more than one rank in a dim, outermost axis first.
 
-    Plain cuts are in mesh order; a strided cut is inside the axes that make its pieces.
+    Plain shards are in mesh order; a strided shard is inside the axes that make its pieces.
     """
     if dim is None:
         return []
@@ -228,6 +241,7 @@ def _split_run(run: Run, starts: set[int]) -> list[Run]:
 
 
 def _runs(stretches: Sequence[Stretch], number: int) -> tuple[Run, ...]:
+    """Return the runs of the axis of a placement, given by its index."""
     pieces = sorted(
         ((start, stop, dict(stretch.places).get(number)) for stretch in stretches for start, stop in stretch.ranges),
         key=lambda piece: piece[:2],

@@ -12,7 +12,7 @@ from dsexplore._internal.sharding.tensor import PlacedTensor
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.sharding import block_titles, drawn_mesh
 from dsexplore._internal.views.sharding.block_titles import THICK, Side, Titles, brackets, cut_lines, place_text
-from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class, lit_classes
+from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class, rank_classes
 from dsexplore._internal.views.sharding.shard_blocks import AxisCuts, Panel, Picture, ShardBlock, axis_cuts, picture
 from dsexplore._internal.views.sharding.zoom import (
     Frame,
@@ -28,7 +28,7 @@ from dsexplore._internal.views.sharding.zoom import (
 _DIGIT, _NOTHING = 6.2, 330
 """Pixels of a tick's digit, and maximal width of the box of ranks that hold nothing."""
 _MOST_SHEETS = 4
-"""Maximal number of copies that are drawn, one behind the other."""
+"""Maximal number of copies of a tensor that are drawn, one behind the other."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class PanelDrawing:
             + f'{behind}<div class="front" style="left:{left:.0f}px;top:{top:.0f}px;{size}">{inside}</div>{empty}</div>'
         )
 
-    # What stands where
+    # Positions and texts
 
     @property
     def _down(self) -> list[AxisCuts]:
@@ -127,7 +127,7 @@ class PanelDrawing:
         said = "; ".join([*parts, *wholes])
         return f"shards of {html.plain(self.tensor.name)}: {said}" + (f" ({self._head()})" if self._head() else "")
 
-    # Its parts
+    # Parts as HTML
 
     def _blocks(self) -> str:
         down, across = orders(self.panel)
@@ -138,7 +138,7 @@ class PanelDrawing:
                 for row in block.rows
                 for column in block.columns
             )
-            lit = self.titles.drawn_mesh.lit_by(self.tensor, block)
+            lit = self.titles.drawn_mesh.classes_of(self.tensor, block)
             drawn_blocks.append(f'<div class="who {lit}" title="{self.titles.title(block)}">{boxes}</div>')
         return "".join(drawn_blocks)
 
@@ -193,7 +193,7 @@ class PanelDrawing:
             if rows and columns and not self.panel.fixed:
                 ranks_of.setdefault((rows[0], columns[0]), []).append(index)
         return "".join(
-            f'<i class="own {lit_classes(ranks)}" style="left:{_percent(column[0], frame.columns)};'
+            f'<i class="own {rank_classes(ranks)}" style="left:{_percent(column[0], frame.columns)};'
             f"top:{_percent(row[0], frame.rows)};width:{_percent(column[1] - column[0], frame.columns)};"
             f'height:{_percent(row[1] - row[0], frame.rows)}"></i>'
             for (row, column), ranks in ranks_of.items()
@@ -201,10 +201,10 @@ class PanelDrawing:
 
     def _empty(self, left: float, top: float) -> str:
         """Return a box without area for the ranks that hold nothing."""
-        group = self.titles.drawn_mesh.without(self.tensor)
+        group = self.titles.drawn_mesh.empty_ranks(self.tensor)
         if group is None:
             return ""
-        lit = lit_classes(self.titles.drawn_mesh.sample.empty(self.tensor))
+        lit = rank_classes(self.titles.drawn_mesh.sample.empty(self.tensor))
         text = f"∅ {group.count:,} rank{'s hold' if group.count != 1 else ' holds'} nothing: {group.ranks}"
         return (
             f'<div class="none {lit}" style="left:{left:.0f}px;top:{top:.0f}px">{html.escape(text, longest=50)}</div>'
@@ -238,7 +238,7 @@ class PanelDrawing:
 
 
 def zoomed(drawing: PanelDrawing, window: Zoom, frame: Frame, times: str) -> PanelDrawing:
-    """Return the drawing of a zoom's content, ``times`` larger."""
+    """Return the drawing of a zoom; ``times`` is its magnification as text."""
     return replace(
         drawing,
         drawn=window.picture,
@@ -316,9 +316,10 @@ def picture_html(
     Args:
         tensor: The tensor to draw.
         drawn_mesh: Colors and ranks of the sharding.
-        most_blocks: Limit on blocks; beyond it, shards of equal size are folded into one block.
-        with_zoom: Whether the first shards of a folded picture are magnified next to it.
-        around: (rank, its mesh coordinates) whose shards are highlighted and magnified, with those around them.
+        most_blocks: Maximal number of blocks; if there are more, shards of equal size are folded into one block.
+        with_zoom: Whether to magnify some shards of a folded picture next to it.
+        around: (rank, its mesh coordinates) to highlight and magnify, with the shards around; None for the first
+            shards.
     """
     if not tensor.numel:
         return '<p class="dim">No elements: every rank holds an empty tensor.</p>'
@@ -348,12 +349,13 @@ def _magnified(window: Zoom, whole: Frame) -> tuple[Frame, str]:
 
 
 def _remarks(tensor: PlacedTensor, drawn: Picture, frame: Frame) -> str:
+    """Return the sentences below a picture on its dims, proportions and folded shards."""
     remarks = []
     if drawn.rows is not None:
         remarks.append(f"Dim {drawn.rows} runs down, dim {drawn.columns} across.")
     if drawn.rows is not None and frame.stretched > 1.05:
         thin = drawn.columns if frame.width / frame.columns > frame.height / frame.rows else drawn.rows
-        remarks.append(f"Dim {thin} is drawn {_times(frame.stretched)} times too thick, to be seen.")
+        remarks.append(f"Dim {thin} is drawn {_times(frame.stretched)} times too thick to be visible.")
     hidden = [
         dim for dim in range(len(tensor.shape)) if dim not in (drawn.rows, drawn.columns) and not tensor.cuts(dim)
     ]
@@ -361,8 +363,8 @@ def _remarks(tensor: PlacedTensor, drawn: Picture, frame: Frame) -> str:
         remarks.append(f"Not drawn, because whole on every rank: {_dims_text(tensor, hidden)}.")
     if any(block.folded > 1 for panel in drawn.panels for block in panel.blocks):
         remarks.append(
-            "Dashed: equal shards that lie side by side, folded; the lines are their cuts. Striped when lit: "
-            "one of them is the rank's."
+            "Dashed: several equal shards side by side; the lines are the cuts between them. Striped if highlighted: "
+            "one of them belongs to the rank."
         )
     if drawn.hidden_panels:
         remarks.append(f"{drawn.hidden_panels:,} more panels like these are not drawn.")
@@ -381,5 +383,6 @@ def swatch(placement: Placement | None, color: str = "") -> str:
     """Return swatch and text of a placement; ``color``: CSS class of its axis, see `axis_class`."""
     kind = placement.kind if placement is not None else "plain"
     text = str(placement) if placement is not None else "plain"
-    given = f' title="{html.escape(text)}"' if kind == "strided" else ""
-    return f'<span class="sw {kind}{" " * bool(color)}{color}"></span><code{given}>{html.escape(readable(text))}</code>'
+    tooltip = f' title="{html.escape(text)}"' if kind == "strided" else ""
+    classes = " ".join(filter(None, ("sw", kind, color)))
+    return f'<span class="{classes}"></span><code{tooltip}>{html.escape(readable(text))}</code>'

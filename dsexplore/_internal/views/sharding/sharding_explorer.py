@@ -44,7 +44,7 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
         picture.value = _drawn(drawn_mesh, chosen(), rank.value, at)
 
     def zoom(wanted: int) -> None:
-        shown.mesh.coordinates(wanted)  # raises where there is no such rank
+        shown.mesh.coordinates(wanted)  # raises if there is no such rank
         rank.value = wanted
 
     def choose(name: str) -> None:
@@ -61,7 +61,7 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
 
 
 def _drawn(drawn_mesh: DrawnMesh, tensor: PlacedTensor, rank: int, at: tuple[int, ...]) -> str:
-    """Return what the rank holds in words, the part of each axis, and the picture, zoomed if shards are folded."""
+    """Return the part that the rank holds as text, the table of axes, and the picture, zoomed if it is folded."""
     axes = zip(drawn_mesh.mesh.axes, at, strict=True)
     where = ", ".join(f"{html.name(axis, longest=30)} {place}" for axis, place in axes)
     ranges = tensor.ranges(at)
@@ -69,6 +69,6 @@ def _drawn(drawn_mesh: DrawnMesh, tensor: PlacedTensor, rank: int, at: tuple[int
     for dim in ranges:
         size *= sum(stop - start for start, stop in dim)
     held = f"holds {html.escape(index_text(ranges), longest=200)} of {html.name(tensor.name)}, {format_bytes(size)}"
-    said = f'<p role="status"><b>rank {rank:,}</b> ({where}) {held if size else "holds nothing of it"}</p>'
+    status = f'<p role="status"><b>rank {rank:,}</b> ({where}) {held if size else "holds no shard"}</p>'
     body = axis_table(tensor, drawn_mesh) + picture_html(tensor, drawn_mesh, around=(rank, at))
-    return html.fragment(said + body, STYLE + _MINE_STYLE)
+    return html.fragment(status + body, STYLE + _MINE_STYLE)

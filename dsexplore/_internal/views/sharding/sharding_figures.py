@@ -23,8 +23,11 @@ from dsexplore._internal.views.sharding.shard_blocks import Panel, Picture, Shar
 from dsexplore._internal.views.sharding.zoom import Frame, orders, picture_frame
 
 KINDS = ("memory", "shards")
+"""Kinds of figure."""
 MOST_RANKS, MOST_BARS = 64, 40
+"""Number of ranks up to which each has a bar, and maximal number of bars of groups of ranks."""
 _WHOLE = ("replicate", "partial")
+"""Kinds of placements with which each rank has the whole tensor."""
 
 
 def sharding_figure(
@@ -35,7 +38,7 @@ def sharding_figure(
     state_dtype: torch.dtype | None = None,
     gradient_dtype: torch.dtype | None = None,
 ) -> go.Figure:
-    """Return a figure of a `Sharding`; its arguments are those of `ShardingView.figure`.
+    """Return a figure of a `Sharding`; `ShardingView.figure` describes the arguments.
 
     Raises:
         UsageError: No such kind, tensor or optimizer.
@@ -54,6 +57,7 @@ def sharding_figure(
 
 
 def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
+    """Return a bar of bytes per rank or group of ranks."""
     groups = memory_groups(shown.mesh, shown.tensors, assumed)
     labels, bars = _bars(shown, groups)
     unit, size = _unit(max((sum(group.value) for group in groups), default=0))
@@ -74,11 +78,11 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
             customdata=[format_bytes(group.value[number]) for group in bars],
             hovertemplate=f"%{{y}}<br>{part}: %{{customdata}}<extra></extra>",
         )
-    more = len(groups) - len(bars) if len(bars) < len(groups) else 0
+    more = len(groups) - len(bars)
     what = f"{html.escape(shown.title, longest=60)} on {html.escape(shown.mesh, longest=60)}"
     title = f"{what}: memory by rank, {assumed.optimizer}"
     figure.update_layout(
-        title_text=title + (f" ({more:,} smaller groups left out)" if more > 0 else ""), legend=LEGEND_ABOVE
+        title_text=title + (f" ({more:,} smaller groups not shown)" if more > 0 else ""), legend=LEGEND_ABOVE
     )
     figure.update_xaxes(title=f"{unit} on a rank", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", type="category")
@@ -101,6 +105,7 @@ def _unit(largest: int) -> tuple[str, int]:
 
 
 def _shards(shown: Sharding) -> go.Figure:
+    """Return the picture of the only tensor of a sharding."""
     if len(shown) != 1:
         raise UsageError("figure(kind='shards') draws one tensor: name it, figure(kind='shards', tensor='…')")
     (tensor,) = shown.tensors
@@ -130,6 +135,7 @@ def _shards(shown: Sharding) -> go.Figure:
 
 
 def _name_sides(figure: go.Figure, drawn: Picture, panel: Panel, shape: tuple[int, ...]) -> None:
+    """Set titles and ranges of the axes to the dims of a panel."""
     fixed = "".join(f", dim {dim} at {start}:{stop}" for dim, (start, stop) in panel.fixed)
     columns = shape[drawn.columns] if drawn.columns is not None else 1
     figure.update_xaxes(title=f"dim {drawn.columns}{fixed}" if shape else "", range=[0, columns])
@@ -140,7 +146,7 @@ def _name_sides(figure: go.Figure, drawn: Picture, panel: Panel, shape: tuple[in
 
 
 def _add_block(figure: go.Figure, block: ShardBlock, place: int, titles: Titles) -> None:
-    """Draw each piece of a block as one closed line; hovering inside shows what the ranks hold."""
+    """Draw each piece of a block as a closed line, with a tooltip; ``place`` alternates the shades of blocks."""
     xs: list[Any] = []
     ys: list[Any] = []
     for (y0, y1), (x0, x1) in ((row, column) for row in block.rows for column in block.columns):

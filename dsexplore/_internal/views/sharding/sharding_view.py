@@ -1,4 +1,4 @@
-"""The static view of a `Sharding`: pictures of its tensors, what each axis does, and which ranks hold how much."""
+"""The view of a `Sharding`: pictures of its tensors, the effect of each axis, and what ranks hold."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ShardingView(View):
         self._sharding = sharding
 
     def text(self) -> str:
-        """Return the tensor and what each axis does to it; for a model, its largest tensors and neediest rank."""
+        """Return the tensor and the effect of each axis; for a model, the verdict and its largest tensors."""
         shown, verdict = self._sharding, f"  {html.plain(self._sharding.verdict(), longest=0)}"
         if len(shown) == 1:
             (tensor,) = shown.tensors
@@ -44,25 +44,25 @@ class ShardingView(View):
         return "\n".join([f"Sharding: {_model_headline(shown)}", verdict, *parameter_list.text_lines(shown)])
 
     def html(self) -> str:
-        """Return what a rank holds, in a sentence, then pictures, tables and bars, as HTML."""
+        """Return the verdict, pictures, tables and bars as HTML."""
         return self.picture(self._sharding.verdict())
 
     def picture(self, verdict: str = "") -> str:
-        """Return the same as HTML with another conclusion, or none in a view that has its own."""
+        """Return the view as HTML with another verdict, or without one."""
         shown = self._sharding
-        said = html.verdict(verdict) if verdict else ""
+        verdict_html = html.verdict(verdict) if verdict else ""
         drawn_mesh = DrawnMesh(shown)
         lit = lit_style(drawn_mesh, shown.tensors)
         notes = html.notes(shown.notes, longest=600)
         if len(shown) == 1:
             (tensor,) = shown.tensors
-            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), longest=0)}</p>{said}"
+            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), longest=0)}</p>{verdict_html}"
             body = (
                 axis_table(tensor, drawn_mesh) + rank_grid(drawn_mesh, shown.tensors) + picture_html(tensor, drawn_mesh)
             )
             style = STYLE + rank_grid_style + lit
             return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), style)
-        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), longest=0)}</p>{said}"
+        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), longest=0)}</p>{verdict_html}"
         style = STYLE + rank_grid_style + parameter_list.STYLE + lit
         return html.fragment(head + notes + parameter_list.model_html(drawn_mesh), style)
 
@@ -77,25 +77,22 @@ class ShardingView(View):
         """Return a figure of bytes by rank, or of the shards of one tensor.
 
         Args:
-            kind: ``"memory"``, bytes by rank, or ``"shards"``, the picture of one tensor. The default is memory for
-                several tensors, shards for one.
-            tensor: Name of the tensor for ``"shards"``, if there are several.
-            optimizer: For ``"memory"``, as in `Sharding.memory`; so are the dtypes.
-            state_dtype: Dtype of the optimizer's states.
-            gradient_dtype: Dtype of the gradients.
+            kind: ``"memory"`` for bytes by rank, or ``"shards"`` for the picture of one tensor; None for ``"shards"``
+                of a single tensor, else ``"memory"``.
+            tensor: Name of the tensor for ``"shards"``; None for the only one.
+            optimizer: Optimizer whose states count for ``"memory"``, see `Sharding.memory`.
+            state_dtype: Data type of the optimizer's states, see `Sharding.memory`.
+            gradient_dtype: Data type of the gradients, see `Sharding.memory`.
 
         Raises:
-            UsageError: No such kind, tensor or optimizer.
+            UsageError: There is no such kind, tensor or optimizer.
         """
         from dsexplore._internal.views.sharding.sharding_figures import sharding_figure  # plotly
 
         return sharding_figure(self._sharding, kind, tensor, optimizer, state_dtype, gradient_dtype)
 
     def explore(self) -> Any:
-        """Return a choice of tensor and rank; the rank's shards and those around them are magnified.
-
-        Works on 16,384 ranks too.
-        """
+        """Return a choice of tensor and rank; the rank's shards and those around them are magnified."""
         from dsexplore._internal.views.sharding.sharding_explorer import (
             explorer,  # ipywidgets are loaded when asked for
         )
@@ -104,6 +101,7 @@ class ShardingView(View):
 
 
 def _headline(shown: Sharding, tensor: PlacedTensor) -> str:
+    """Return name, shape, dtype, size and mesh of a tensor, in one line."""
     return (
         f"{html.plain(tensor.name)} {tensor.shape} {dtype_name(tensor.dtype)}, {format_bytes(tensor.nbytes)}, "
         f"on {_mesh_text(shown)}"
@@ -111,6 +109,7 @@ def _headline(shown: Sharding, tensor: PlacedTensor) -> str:
 
 
 def _model_headline(shown: Sharding) -> str:
+    """Return name, size and mesh of a model, in one line."""
     size = sum(tensor.nbytes for tensor in shown.tensors)
     elements = sum(tensor.numel for tensor in shown.tensors)
     return (
@@ -125,6 +124,7 @@ def _mesh_text(shown: Sharding) -> str:
 
 
 def _axis_lines(tensor: PlacedTensor) -> list[str]:
+    """Return a line per axis with its placement and its effect."""
     return [
         f"  {html.plain(axis.name, longest=24):<8} {placement!s:<9} {meaning}"
         for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
@@ -132,6 +132,7 @@ def _axis_lines(tensor: PlacedTensor) -> list[str]:
 
 
 def _held_lines(shown: Sharding, tensor: PlacedTensor) -> list[str]:
+    """Return a line for each of the first shapes of shards, with an example."""
     lines = []
     for group in shown.shapes(tensor)[:6]:
         size = format_bytes(math.prod(group.value) * tensor.dtype.itemsize)

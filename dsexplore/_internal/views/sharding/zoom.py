@@ -1,4 +1,4 @@
-"""Magnified view of some shards of a picture with too many shards to draw one by one."""
+"""The magnified part of a picture that has too many shards to draw one by one, and the sizes of pictures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class Frame:
     width: float
     height: float
     rows: int
+    """Number of indices from top to bottom."""
     columns: int
+    """Number of indices from left to right."""
 
     @property
     def stretched(self) -> float:
@@ -39,7 +41,14 @@ class Frame:
 
 
 def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
-    """Return a frame with true proportions in the available space; a side too thin for its labels is stretched."""
+    """Return the frame of a part of a tensor in true proportions; a side too thin for its labels is stretched.
+
+    Args:
+        rows: Number of indices from top to bottom.
+        columns: Number of indices from left to right.
+        down: Number of blocks from top to bottom.
+        across: Number of blocks from left to right.
+    """
     scale = min(WIDTH / columns, HEIGHT / rows)
     width = 2 * THINNEST if across == 1 else min(across, 16) * THINNEST
     height = max(THINNEST, min(down, 16) * 15)
@@ -47,7 +56,7 @@ def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
 
 
 def picture_frame(tensor: PlacedTensor, drawn: Picture) -> Frame:
-    """Return the frame of a tensor's picture: a matrix, a strip for one dim, a square for none."""
+    """Return the frame of a tensor's picture: a strip for one dim, a square for none."""
     rows = tensor.shape[drawn.rows] if drawn.rows is not None else 1
     columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
     if drawn.rows is None:
@@ -72,9 +81,9 @@ def orders(panel: Panel) -> tuple[dict[int, int], dict[int, int]]:
 
 
 SHARDS = 5
-"""Number of shards of a dim that a zoom shows."""
-_MOST_SHARDS = 65_536
-"""Maximal number of shards of a dim that are searched for a rank's."""
+"""Number of shards of a dim in a zoom."""
+_MOST_SEARCHED = 65_536
+"""Maximal number of shards of a dim among which a rank's is searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class Zoom:
     columns: Range
     picture: Picture
     shards: str = "the first shards"
+    """Name of its shards, for the heading."""
 
 
 def zoom(
@@ -95,8 +105,8 @@ def zoom(
     Args:
         tensor: The tensor that is drawn.
         drawn: Picture of the whole tensor.
-        at: Mesh coordinates of the rank whose shards the window shows; None for the first shards.
-        shards: Name of the shards in words.
+        at: Mesh coordinates of the rank whose shards are in the middle; None for the first shards.
+        shards: Name of the shards, for the heading.
     """
     down, across = (
         _shards(tensor, dim, stretches, at)
@@ -109,41 +119,27 @@ def zoom(
         rows = _other_range(columns, HEIGHT / WIDTH, drawn.rows, tensor, at)
     if columns is None:
         columns = _other_range(rows, WIDTH / HEIGHT, drawn.columns, tensor, at)
-    kept = (
-        [_clipped(part, rows) for part in (down or drawn.down)],
-        [_clipped(part, columns) for part in (across or drawn.across)],
-    )
-    shown_rows, shown_columns = ([part for part in parts if part.ranges] for parts in kept)
+    shown_rows = _clipped(down or drawn.down, rows)
+    shown_columns = _clipped(across or drawn.across, columns)
     places = drawn.panels[0].places
     others = [Stretch((), places)] if places else []
     blocks = tuple(block_of(row, column, others) for row in shown_rows for column in shown_columns)
     panel = Panel(drawn.panels[0].fixed, blocks, places)
-    return Zoom(
-        rows,
-        columns,
-        Picture(
-            drawn.rows,
-            drawn.columns,
-            panels=(panel,),
-            hidden_panels=0,
-            down=tuple(shown_rows),
-            across=tuple(shown_columns),
-        ),
-        shards,
-    )
+    picture = Picture(drawn.rows, drawn.columns, panels=(panel,), down=tuple(shown_rows), across=tuple(shown_columns))
+    return Zoom(rows, columns, picture, shards)
 
 
 def _shards(
     tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch], at: Sequence[int] | None
 ) -> list[Stretch] | None:
-    """Return consecutive shards: those around a rank's, else the first ones of the dim's first folded stretch.
+    """Return consecutive shards: those around a rank's, or without a rank the first ones that are folded.
 
-    None if no stretch of the dim is folded, or if none of the shards that were looked through is the rank's.
+    None if no stretch of the dim is folded, or if the rank's shard was not found.
     """
     if at is None or dim is None or not any(stretch.folded > 1 for stretch in stretches):
         return _first_shards(tensor, dim, stretches)
     numbers, cuts = cuts_of(tensor, dim)
-    every = itertools.islice(itertools.product(*(range(cut.parts) for cut in cuts)), _MOST_SHARDS)
+    every = itertools.islice(itertools.product(*(range(cut.parts) for cut in cuts)), _MOST_SEARCHED)
     held = ((tuple(held_ranges(tensor.shape[dim], cuts, places)), places) for places in every)
     coordinates = [int(tensor.axes[number](at)) for number in numbers]
     in_order = sorted((ranges, places) for ranges, places in held if len(ranges) == 1)
@@ -177,13 +173,22 @@ def _first_shards(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Str
 
 
 def _extent(stretches: Sequence[Stretch] | None) -> Range | None:
+    """Return the range from the first to the last index; None without stretches."""
     return None if stretches is None else (stretches[0].ranges[0][0], stretches[-1].ranges[0][1])
 
 
 def _other_range(
     window: Range | None, ratio: float, dim: int | None, tensor: PlacedTensor, at: Sequence[int] | None
 ) -> Range:
-    """Return the other dim's indices in the window, so that it has a picture's proportions; from the rank's own on."""
+    """Return the indices of the dim that is not folded, so many that the window has the proportions of a picture.
+
+    Args:
+        window: Indices of the folded dim.
+        ratio: Length of the range relative to the window.
+        dim: The dim; None if the picture has none.
+        tensor: The tensor.
+        at: Mesh coordinates of the rank at whose shard the range begins; None for the first index.
+    """
     if dim is None or window is None:
         return 0, 1
     length = tensor.shape[dim]
@@ -193,7 +198,13 @@ def _other_range(
     return first, first + wide
 
 
-def _clipped(stretch: Stretch, window: Range) -> Stretch:
+def _clipped(stretches: Sequence[Stretch], window: Range) -> list[Stretch]:
+    """Return the parts of stretches inside a window; stretches outside are omitted."""
     low, high = window
-    ranges = [(max(start, low), min(stop, high)) for start, stop in stretch.ranges]
-    return Stretch(tuple(part for part in ranges if part[0] < part[1]), stretch.places, stretch.folded)
+    clipped = []
+    for stretch in stretches:
+        ranges = [(max(start, low), min(stop, high)) for start, stop in stretch.ranges]
+        inside = tuple((start, stop) for start, stop in ranges if start < stop)
+        if inside:
+            clipped.append(Stretch(inside, stretch.places, stretch.folded))
+    return clipped

@@ -29,7 +29,7 @@ _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
 """Bytes of the view in a notebook and as a page, and minimal bytes of its tree."""
 _SMALL = 16
 _MOST_FINDINGS = 4
-_WORD = {"axes": "by module", "module": "in the tree", "finding": "findings", "time": "in time"}
+_LINK_TEXTS = {"axes": "by module", "module": "in the tree", "finding": "findings", "time": "in time"}
 
 STYLE = (
     diff_tree.STYLE
@@ -177,7 +177,7 @@ def _link(sentence: DifferenceSentence, names: Mapping[DifferenceSentence, str])
     """Return a link to the row or the section that a sentence is about; empty if it is not drawn."""
     if sentence not in names:
         return ""
-    return f' <a class="to" href="#{names[sentence]}">{_WORD[sentence.about]}</a>'
+    return f' <a class="to" href="#{names[sentence]}">{_LINK_TEXTS[sentence.about]}</a>'
 
 
 class PlanDifferenceView(View):

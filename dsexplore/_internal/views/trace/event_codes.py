@@ -1,9 +1,9 @@
 """A trace's events as small integers, so that filtering a million of them takes milliseconds.
 
-Every facet is a column of codes and the labels that they stand for. A filter is a conjunction of comparisons, and the
-events that pass are summed by module, axis and phase. Both the static view and the explorer count this way. Measured
-with 1,000,000 events of 10,000 modules, against polars' ``group_by`` on the filtered events: bytes by place and axis 4
-to 9 ms against 60 to 150, collectives by kind 2 to 7 ms against 65 to 430.
+Every facet is a column of codes with their labels. A filter is a conjunction of comparisons, and the events that pass
+are summed by module, axis and phase. The static view and the explorer both count this way. Measured with 1,000,000
+events of 10,000 modules, against polars' ``group_by`` on the filtered events: bytes by place and axis 4 to 9 ms against
+60 to 150, collectives by kind 2 to 7 ms against 65 to 430.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Matched:
     owners: Mask
     """(modules,) mask by row in the tree."""
     triggers: Mask
-    """Mask by code of the modules that triggered collectives of another owner; see `EventCodes.in_modules`."""
+    """Mask by code, of the modules that triggered collectives of another owner; see `EventCodes.in_modules`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Causes:
     """Rows of the table of implicit redistributes."""
 
     shown: list[dict[str, Any]]
-    """First rows: the columns of `CAUSE`, count, bytes, and ``line``, the argument of `EventCodes.cause`."""
+    """The first rows, with the columns of `CAUSE`, count, bytes, and ``line``, the argument of `EventCodes.cause`."""
     lines: int
     """Total number of rows."""
     events: int
@@ -63,9 +63,9 @@ class Causes:
 
 @dataclass(frozen=True)
 class Columns:
-    """Numbers by row of the module tree; they include the modules inside and count steps only.
+    """Numbers by row of the module tree, in steps and including the modules inside.
 
-    Except ``alone``, which is without the modules inside, and ``phases``, which has the phases outside steps too.
+    ``alone`` is without the modules inside, and ``phases`` also has the phases outside steps.
     """
 
     count: Sizes
@@ -124,8 +124,6 @@ class EventCodes:
         _ = self._triggered_elsewhere, self._cell, self._columns_of, self._causes, self._kinds
         _ = self.total, self._first_of
 
-    # Which events
-
     @property
     def every(self) -> Mask:
         """Mask of all events."""
@@ -161,8 +159,8 @@ class EventCodes:
     def _owned_by(self, chosen: Mask) -> Mask:
         """Return the mask of events owned by the modules in ``chosen``, a (modules,) mask.
 
-        If these own few events, only those are touched. Measured with 1,000,000 events, of which one module in
-        a thousand is chosen: 0.1 ms instead of 1.2.
+        If these own few events, only those are touched: for one of a thousand modules, with 1,000,000 events, 0.1 ms
+        instead of 1.2.
         """
         runs = self._first_of[np.flatnonzero(np.diff(chosen, prepend=False, append=False))].reshape(-1, 2)
         if 4 * int((runs[:, 1] - runs[:, 0]).sum()) > len(self):
@@ -178,23 +176,28 @@ class EventCodes:
         return [(row, int(self.tree.ends[row])) for row in rows]
 
     def at_place(self, place: str | None, axis: str | None, others: tuple[set[str], set[str]]) -> Mask:
-        """Return the mask of events at a place in the model, on an axis.
+        """Return the mask of events in a cell of `places`.
 
-        None means every place or axis that is not in ``others``, a pair of the sets of (places, axes).
+        Args:
+            place: Place in the model; None for all that are not in ``others``.
+            axis: Axis, or one of `OUTSIDE_STEPS`; None for all that are not in ``others``.
+            others: (places, axes) of the grid's rows and columns that have a name.
         """
+        named_places, named_axes = others
+
+        def in_column(name: str) -> bool:
+            return name == axis if axis is not None else name not in named_axes
+
         places, axes = self._places, self.facets["axis"]
-        in_place = np.array([p == place if place is not None else p not in others[0] for p in places.labels], bool)
-        names = [label or NO_AXIS for label in axes.labels]
-        on_axis = np.array([a == axis if axis is not None else a not in others[1] for a in names], bool)
-        of_axis = on_axis[axes.codes]
+        in_row = [name == place if place is not None else name not in named_places for name in places.labels]
+        is_in_column = np.array([in_column(label or NO_AXIS) for label in axes.labels], bool)[axes.codes]
         for phase in OUTSIDE_STEPS:
-            wanted = axis == phase if axis is not None else phase not in others[1]
-            of_axis = np.where(self.facets["phase"].test(phase), wanted, of_axis)
-        mask: Mask = in_place[places.codes][self.owner] & of_axis
+            is_in_column = np.where(self.facets["phase"].test(phase), in_column(phase), is_in_column)
+        mask: Mask = np.array(in_row, bool)[places.codes][self.owner] & is_in_column
         return mask
 
     def largest_owner(self, mask: Mask) -> int:
-        """Return the row of the module that owns most bytes of the events in the mask."""
+        """Return the row of the module that owns most of the bytes of the events in the mask."""
         return int(np.bincount(self.owner[mask], self.sizes[mask], minlength=1).argmax())
 
     def cause(self, line: int) -> tuple[Mask, str]:
@@ -203,14 +206,12 @@ class EventCodes:
         module, cause, op = (rows[name][line] for name in ("module", "cause", "op"))
         return self._causes.on(line, len(self)), f"{cause or op} in {module}"
 
-    # Their sums
-
     def sums(self, mask: Mask) -> PivotSums:
         """Return count and bytes of the events in the mask by module, axis and phase."""
         return self._pivot.sums(mask, self.sizes)
 
     def unknown(self, mask: Mask) -> PivotSums | None:
-        """Return as `PivotSums.bytes` how many of the events in the mask are of unknown size; None if none is."""
+        """Return the number of events of unknown size in the mask, as `PivotSums.bytes`; None if there are none."""
         return None if self.unsized is None else self._pivot.sums(mask, self.unsized)
 
     @cached_property
@@ -221,18 +222,18 @@ class EventCodes:
         return kind
 
     def kinds_of(self, filters: Mapping[str, Any]) -> Mask | None:
-        """Return the mask of values of `kind` that pass a filter by axis and phase, or None for any other filter."""
+        """Return the mask of values of `kind` that pass a filter by axis and phase; None for other filters."""
         if not {"axis", "phase"} >= filters.keys():
             return None
         labels = {name: self.facets[name].labels for name in ("axis", "phase")}
-        axis, phase = (Facet(of, np.arange(len(of))).test(filters.get(name, of)) for name, of in labels.items())
+        axis, phase = (Facet(names, np.arange(len(names))).test(filters.get(of, names)) for of, names in labels.items())
         passing: Mask = np.outer(axis, phase).ravel()
         return passing
 
     def sums_of(self, filters: Mapping[str, Any], matched: Matched | None) -> PivotSums | None:
-        """Return the sums for a filter by module, axis and phase only, read from `total`; None for any other filter.
+        """Return the sums for a filter by module, axis and phase, taken from `total`; None for other filters.
 
-        Measured with 1,000,000 events: under 1 ms, where summing the events that pass takes 4 to 12.
+        Measured with 1,000,000 events: under 1 ms, whereas summing the events that pass takes 4 to 12.
         """
         codes = {"axis": self._pivot.axis, "phase": self._pivot.phase}
         if not codes.keys() >= filters.keys() or (matched is not None and len(self._triggered_elsewhere[0])):
@@ -258,7 +259,7 @@ class EventCodes:
         count = np.bincount(sums.pivot.owner.take(at), sums.counts.take(at) * in_steps, n)
         bytes_of_modules = per_axis.sum(axis=0)
         below = self.tree.with_children(np.vstack([count, bytes_of_modules, per_axis, per_phase]))
-        return Columns(below[0], below[1], bytes_of_modules, below[2 : 2 + axes], below[2 + axes :])
+        return Columns(below[0], below[1], alone=bytes_of_modules, axes=below[2 : 2 + axes], phases=below[2 + axes :])
 
     def took(self, mask: Mask) -> Sizes | None:
         """Return (modules,) seconds of the collectives in steps, including the modules inside; None if unmeasured."""
@@ -269,12 +270,12 @@ class EventCodes:
         return self.tree.with_children(seconds)
 
     def places(self, sums: PivotSums, rows: Sequence[int] | None = None, unknown: PivotSums | None = None) -> Grid:
-        """Return bytes by place in the model and axis; `OUTSIDE_STEPS` have own columns.
+        """Return bytes by place in the model and axis; `OUTSIDE_STEPS` have their own columns.
 
         Args:
-            sums: Of the events that are shown.
-            rows: Only modules of these rows of the tree; None for all.
-            unknown: How many of these events are of unknown size; None for none.
+            sums: Sums of the events that are shown.
+            rows: Rows of the tree whose modules are counted, with all inside them; None for all.
+            unknown: Numbers of these events of unknown size; None if all sizes are known.
         """
         names = self._places.labels
         axes = [*(label or NO_AXIS for label in self.facets["axis"].labels), *OUTSIDE_STEPS]
@@ -290,11 +291,11 @@ class EventCodes:
 
     @cached_property
     def largest_place(self) -> float:
-        """Bytes of the largest cell of `places` over all events: top of the color scale of all heatmaps of places."""
+        """Bytes of the largest cell of `places` for all events: the top of the color scale of every such heatmap."""
         return float(self.places(self.total).values.max(initial=0.0))
 
     def causes(self, mask: Mask, most: int) -> Causes:
-        """Return the rows of implicit redistributes in the mask, with layers merged, most bytes first."""
+        """Return the first ``most`` rows of implicit redistributes in the mask, layers merged, most bytes first."""
         count, size = self._causes.totals(mask, self.sizes)
         held = np.flatnonzero(count)
         shown = held[np.lexsort((held, -count[held], -size[held]))[:most]]
@@ -309,8 +310,6 @@ class EventCodes:
         count = self._kinds.count(mask)
         held = np.flatnonzero(count)
         return self._kinds.some(held[:most], count=count), len(held)
-
-    # Found once
 
     @cached_property
     def seconds(self) -> Sizes | None:
@@ -358,23 +357,23 @@ class EventCodes:
 
     @cached_property
     def _is_outside(self) -> Mask:
-        """(phases,) mask of those that figures per step omit."""
+        """(phases,) mask of the phases outside steps."""
         return np.array([label in OUTSIDE_STEPS for label in self.facets["phase"].labels], bool)
 
     @cached_property
     def outside_steps(self) -> Mask:
-        """(events,) mask of those that figures per step omit."""
+        """(events,) mask of the events outside steps."""
         mask: Mask = self._is_outside[self.facets["phase"].codes]
         return mask
 
     @property
     def apart(self) -> str:
-        """Phases of the trace that are not part of a step, in words; empty if there are none."""
+        """Names of the trace's phases outside steps, joined by "and"; empty if there are none."""
         return " and ".join(str(label) for label in self.facets["phase"].labels if label in OUTSIDE_STEPS)
 
     @cached_property
     def _columns_of(self) -> tuple[Codes, Codes]:
-        """Flat index of each (module, axis, phase) in an (axis, module) table, and in a (phase, module) table."""
+        """Flat indices of each (module, axis, phase) in an (axis, module) and in a (phase, module) array."""
         n, pivot = len(self.tree), self._pivot
         axis = self.tree.columns_of(self.facets["axis"].labels)[pivot.axis]
         return axis * n + pivot.owner, pivot.phase * n + pivot.owner
@@ -393,6 +392,7 @@ class EventCodes:
 
     @cached_property
     def _causes(self) -> EventLines:
+        """Implicit redistributes, grouped by `CAUSE`."""
         at = np.flatnonzero(self.implicit)
         placed = self.tables.events[at].with_columns(place_of(pl.col("trigger")).alias("module"))
         return event_lines(placed, CAUSE, CAUSE, at)

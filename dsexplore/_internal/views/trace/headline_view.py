@@ -1,4 +1,4 @@
-"""The headline of a trace: one bar of what a rank sends in a step, by axis, with sentences below it."""
+"""The views of a headline (a bar of the bytes of a step by axis, and sentences) and of findings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dsexplore._internal.views.view import View
 
 MOST_FINDINGS = 30
 PER = "; wire bytes per rank and step"
+"""Text after the number of findings."""
 
 
 class FindingsView(View):
@@ -48,25 +49,26 @@ class FindingsView(View):
 
     def html(self) -> str:
         """Return a table of the findings, largest saving first."""
-        count = f"{len(self._findings):,}{PER if len(self._findings) else ''}"
-        said = html.verdict(self._findings.verdict()) if len(self._findings) else ""
-        return html.fragment(f"<p><b>Findings</b> {count}</p>{said}{findings_table(self._findings)}")
+        count, verdict = f"{len(self._findings):,}", ""
+        if len(self._findings):
+            count, verdict = f"{count}{PER}", html.verdict(self._findings.verdict())
+        return html.fragment(f"<p><b>Findings</b> {count}</p>{verdict}{findings_table(self._findings)}")
 
 
 def sizes(finding: Finding) -> str:
-    """Return the bytes of a finding, per what, and how many the change would save."""
-    spared = f", of which the change would save {format_bytes(finding.spare_bytes)}" if finding.spare_bytes else ""
-    return f"{format_bytes(finding.wire_bytes)} on the wire per {finding.per}{spared}"
+    """Return the bytes of a finding, and how many the change would save: ``4 KiB on the wire per rank``."""
+    saved = f"; the change would save {format_bytes(finding.spare_bytes)}" if finding.spare_bytes else ""
+    return f"{format_bytes(finding.wire_bytes)} on the wire per {finding.per}{saved}"
 
 
 def findings_part(findings: Findings, most: int = MOST_FINDINGS, opened: bool = False, anchor: str = "") -> str:
-    """Return the findings as a collapsible section, empty if there are none; ``anchor``: id of the table."""
+    """Return the first findings as a collapsible section, empty if there are none; ``anchor``: id of the table."""
     body = f"<div>{findings_table(findings, most)}</div>" if len(findings) else ""
     return drawings.part(f"Findings: {len(findings):,}{PER}", body, opened, anchor)
 
 
 def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: Iterable[str] = ()) -> str:
-    """Return a table of the first findings; ``attributes``: those of each row's tag."""
+    """Return a table of the first ``most`` findings; ``attributes``: attributes of each row's tag."""
     if not len(findings):
         return html.note(NO_FINDING)
     columns = (
@@ -82,6 +84,7 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: It
 
 
 def _wire_cell(finding: Finding) -> str:
+    """Return the bytes of a finding; a dash for one about wrong results."""
     if finding.is_wrong:
         return "–"
     return format_bytes(finding.wire_bytes) + (" once" if finding.per == "rank" else "")
@@ -104,7 +107,7 @@ white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
     + AXIS_STYLE
 )
 
-_WORD = {
+_LINK_TEXTS = {
     "skew": "who waits",
     "axes": "by module and axis",
     "experts": "by rank",
@@ -134,20 +137,20 @@ class HeadlineView(View):
 def headline_html(
     headline: Headline, link: Callable[[int], str], axes: Sequence[str] = (), prediction: Prediction | None = None
 ) -> str:
-    """Return the bar and the sentences; of a program that sends nothing, one that says so.
+    """Return the bar and the sentences; only a verdict if the program sends nothing.
 
     Args:
         headline: Headline of a trace.
-        link: Returns HTML, for the index of a sentence, that links to the rows that it is about.
-        axes: Axes in the order of their colors in the tree next to it; by default most bytes first.
-        prediction: Prediction whose seconds are shown next to the bytes.
+        link: Returns, for the index of a sentence, the HTML of a link to its rows.
+        axes: Axes in the order of their columns in the tree next to it; by default most bytes first.
+        prediction: Prediction whose seconds are shown next to the bytes; None for none.
     """
     if not headline.sentences:
         return html.verdict(headline.verdict())
     first, *others = [(sentence.text, link(i)) for i, sentence in enumerate(headline.sentences)]
-    said = "".join(f"<p>{html.prose(text, longest=400)}{more}</p>" for text, more in others)
     verdict = html.verdict(first[0], longest=400, more=first[1])
-    return f'<div class="headline">{verdict}{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
+    more = "".join(f"<p>{html.prose(text, longest=400)}{link_html}</p>" for text, link_html in others)
+    return f'<div class="headline">{verdict}{_bar(headline, axes, prediction)}{more}{_predicted(prediction)}</div>'
 
 
 def anchors(headline: Headline) -> list[str]:
@@ -156,24 +159,22 @@ def anchors(headline: Headline) -> list[str]:
 
 
 def link_to(anchor: str, sentence: Sentence) -> str:
-    """Return a link to an element of the same page; empty for a sentence without an element to link to."""
-    if sentence.about not in _WORD:
+    """Return a link to an element of the same page; empty for a sentence about nothing that has an element."""
+    if sentence.about not in _LINK_TEXTS:
         return ""
-    return f' <a class="to" href="#{anchor}">{_WORD[sentence.about]}</a>'
+    return f' <a class="to" href="#{anchor}">{_LINK_TEXTS[sentence.about]}</a>'
 
 
 def live_headline(
     headline: Headline, axes: Sequence[str], prediction: Prediction | None, *, with_findings: bool
 ) -> str:
-    """Return the bar and the sentences, each with a button that filters by its events; all findings where asked for."""
-    shown = headline_html(
-        headline,
-        lambda i: f' <button class="to" data-sentence="{i}">show</button>' if len(headline.sentences[i].rows) else "",
-        axes,
-        prediction,
-    )
+    """Return the bar and the sentences, each with a button that filters by its events, and optionally all findings."""
+
+    def button(i: int) -> str:
+        return f' <button class="to" data-sentence="{i}">show</button>' if len(headline.sentences[i].rows) else ""
+
     findings = findings_part(headline.findings) if with_findings else ""
-    return f'<div class="dsx">{shown}{findings}</div>'
+    return f'<div class="dsx">{headline_html(headline, button, axes, prediction)}{findings}</div>'
 
 
 def _predicted(prediction: Prediction | None) -> str:
@@ -182,46 +183,45 @@ def _predicted(prediction: Prediction | None) -> str:
         return ""
     exposed = prediction.by_axis().group_by("axis").agg(pl.col("exposed").sum()).sort("exposed", "axis")
     most = f", most of it on {exposed['axis'][-1] or NO_AXIS}" if exposed["exposed"].sum() > 0 else ""
-    said = (
-        f"A step takes {prediction.step} on {prediction.cluster.title} (rank {prediction.rank}); for "
-        f"{prediction.exposed} of it compute waits for collectives{most}. All times here are predicted, not measured."
+    sentence = (
+        f"A step takes {prediction.step} on {prediction.cluster.title} (rank {prediction.rank}); compute waits "
+        f"{prediction.exposed} of it for collectives{most}. All times here are predicted, not measured."
     )
-    return f'<p><span class="tag">predicted</span> {html.escape(said, longest=400)}</p>'
+    return f'<p><span class="tag">predicted</span> {html.escape(sentence, longest=400)}</p>'
 
 
 def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict[str, str]]:
     """Return the label of the times shown next to the bytes, and {axis: time}; both empty if no times are known."""
     if prediction is not None:
         sums = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum())
-        times = {
-            axis or NO_AXIS: f"{format_seconds(all_of_it)} ({format_seconds(exposed)})"
-            for axis, all_of_it, exposed in sums.iter_rows()
+        predicted = {
+            axis or NO_AXIS: f"{format_seconds(communication)} ({format_seconds(exposed)})"
+            for axis, communication, exposed in sums.iter_rows()
         }
-        return " and predicted time (of it exposed)", times
-    measured = headline.to_frame().filter(pl.col("ms") > 0).select("axis", "ms")
-    took = {axis or NO_AXIS: format_seconds(ms / 1e3) for axis, ms in measured.iter_rows()}
-    return " and time under way, measured" if took else "", took
+        return " and predicted time (exposed part)", predicted
+    rows = headline.to_frame().filter(pl.col("ms") > 0).select("axis", "ms")
+    measured = {axis or NO_AXIS: format_seconds(ms / 1e3) for axis, ms in rows.iter_rows()}
+    return " and measured time" if measured else "", measured
 
 
 def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
-    """Return a bar of wire bytes per rank and step, one segment per axis, with a text that has times if known."""
-    rows = [row for row in headline.to_frame().iter_rows(named=True) if row["wire_bytes"]]
+    """Return a bar of wire bytes per rank and step, a segment per axis, above its numbers and times if known."""
+    rows = headline.to_frame().select("axis", "wire_bytes").filter(pl.col("wire_bytes") > 0).rows()
     if not rows:
         return ""
-    names = [row["axis"] or NO_AXIS for row in rows]
-    order = list(axes) or drawn_axes(names)
-    parts, words, (timed, times) = [], [], _times(headline, prediction)
-    for name in order:
-        held = [r for r, n in zip(rows, names, strict=True) if n == name or (name == OTHER_AXES and n not in order)]
-        size = sum(row["wire_bytes"] for row in held)
-        if not size:
-            continue
-        took = f", {times[name]}" if name in times else ""
-        parts.append((f"a{axis_number(name)}", html.escape(axis_mark(name).letter), size, ""))
-        words.append(f'<span class="named">{html.axis_key(name, longest=40)} {format_bytes(size)}{took}</span>')
-    bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
-    said = f"Wire bytes{timed} per rank and step: {' · '.join(words)}"
+    shown = dict.fromkeys([*axes] or drawn_axes([axis or NO_AXIS for axis, _ in rows]), 0.0)
+    for axis, size in rows:
+        name = axis or NO_AXIS
+        shown[name if name in shown else OTHER_AXES] += size
+    parts, texts, (label, times) = [], [], _times(headline, prediction)
+    for axis, size in shown.items():
+        if size:
+            time = f", {times[axis]}" if axis in times else ""
+            parts.append((f"a{axis_number(axis)}", html.escape(axis_mark(axis).letter), size, ""))
+            texts.append(f'<span class="named">{html.axis_key(axis, longest=40)} {format_bytes(size)}{time}</span>')
+    bar = html.stacked_bar(parts, sum(shown.values()))
     return (
         f'<div role="img" aria-label="wire bytes of a rank in a step, by axis">{bar}</div>'
-        f'<p class="dim" style="font-size:var(--dsx-small)">{said}</p>'
+        '<p class="dim" style="font-size:var(--dsx-small)">'
+        f"Wire bytes{label} per rank and step: {' · '.join(texts)}</p>"
     )

@@ -1,7 +1,7 @@
 """The module tree of a trace as arrays.
 
-Rows are in preorder, so a subtree is the slice ``[i, ends[i])``, and each sum over it is a difference of two prefix
-sums.
+Rows are in preorder, so the subtree of row i is the slice ``[i, ends[i])``, and a sum over it is the difference of two
+prefix sums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 @dataclass(frozen=True)
 class ModuleTree:
-    """n modules in preorder; arrays have n entries."""
+    """The n modules of a trace in preorder; lists and arrays have n entries."""
 
     names: list[str]
     """Fully qualified names; ``""`` stands for what ran outside any module."""
@@ -42,11 +42,13 @@ class ModuleTree:
     ends: Ints
     """Index after the last row of the subtree."""
     calls: Ints
+    """Number of recorded calls."""
     axes: list[str]
     """Axes of the events, most wire bytes in steps first; see `NO_AXIS` and `OTHER_AXES`."""
     own_local_bytes: Ints
-    """Bytes of the module's own parameters on one rank: the maximum over recorded ranks; shared ones count once."""
+    """Bytes of the module's own parameters on one rank, the maximum over recorded ranks; shared ones count once."""
     own_global_bytes: Ints
+    """Bytes of the module's own parameters on all ranks together; shared ones count once."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -66,8 +68,8 @@ class ModuleTree:
 
     def columns_of(self, labels: list[str]) -> Ints:
         """Return the index into `axes` of each label; axes without their own entry share the last."""
-        place = {name: i for i, name in enumerate(self.axes)}
-        return np.array([place.get(label or NO_AXIS, len(self.axes) - 1) for label in labels], np.int64)
+        index = {name: i for i, name in enumerate(self.axes)}
+        return np.array([index.get(label or NO_AXIS, len(self.axes) - 1) for label in labels], np.int64)
 
     @property
     def roots(self) -> list[int]:
@@ -93,7 +95,7 @@ class ModuleTree:
 
 
 def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
-    """Build the tree of all modules that are listed, that own an event, or that hold a parameter."""
+    """Build the tree of all modules that are recorded, that own an event, or that hold a parameter."""
     held = _held(tables.parameters)
     listed = tables.modules.unique("module", keep="first", maintain_order=True)
     names, parents, ends = _preorder(_parents(listed, facets["owner"].labels, held["module"].to_list()))
@@ -141,7 +143,7 @@ def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
 
 
 def drawn_axes(names: Sequence[str]) -> list[str]:
-    """Return the axes that are drawn apart, of some in order of importance; the last may be `OTHER_AXES`."""
+    """Return the axes that are drawn separately, given all in order of importance; the last may be `OTHER_AXES`."""
     return list(names) if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES]
 
 
@@ -167,9 +169,9 @@ def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:
 
 
 def _preorder(parents: dict[str, str | None]) -> tuple[list[str], Ints, Ints]:
-    """Return names in preorder, each one's parent row, and the end row of each subtree.
+    """Return the names in preorder, the row of each parent, and the end of each subtree.
 
-    What ran outside any module comes last.
+    The row for everything outside modules is last.
     """
     children: dict[str | None, list[str]] = {}
     for name, parent in parents.items():
@@ -192,6 +194,7 @@ def _preorder(parents: dict[str, str | None]) -> tuple[list[str], Ints, Ints]:
 
 
 def _label(name: str, parent: str) -> str:
+    """Return a name without its parent's name."""
     if not name:
         return OUTSIDE
     return name.removeprefix(f"{parent}.") if parent else name

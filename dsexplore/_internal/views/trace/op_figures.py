@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from dsexplore._internal.trace.tables import Tables
@@ -16,12 +18,12 @@ _MOST_TICKS = 6
 
 
 def bytes_by_op(tables: Tables, sizes: str) -> Spec:
-    """Return bars of bytes per op, split by phase with its letter."""
+    """Return a horizontal bar of bytes per op, split by phase."""
     totals = tally.op_by_phase(tables.events, column_of(sizes))
     ops = list(dict.fromkeys(totals["op"]))
     names = unique(ops)
     data = []
-    for phase in [phase for phase in PHASES if phase in set(totals["phase"])]:
+    for phase in (phase for phase in PHASES if phase in set(totals["phase"])):
         rows = {op: numbers for op, *numbers in totals.filter(phase=phase).drop("phase").iter_rows()}
         values = [rows.get(op, (0, 0, 0)) for op in ops]
         mark = phase_mark(phase)
@@ -48,7 +50,7 @@ def bytes_by_op(tables: Tables, sizes: str) -> Spec:
 
 
 def message_sizes(tables: Tables, _sizes: str) -> Spec:
-    """Return a histogram of message sizes by powers of two; of message bytes, whatever other figures show."""
+    """Return a histogram of message bytes by powers of two; the argument ``sizes`` of other figures has no effect."""
     messages = tally.message_sizes(tables.events)
     lows = messages["size"].unique().sort(nulls_last=True).to_list()
     data = []
@@ -73,7 +75,7 @@ def message_sizes(tables: Tables, _sizes: str) -> Spec:
 
 
 def bandwidth(tables: Tables, _sizes: str) -> Spec:
-    """Return median bus bandwidth over message size; empty if nothing was measured, as in a simulation."""
+    """Return median bus bandwidth by message size; empty if no times were measured."""
     bandwidths = tally.bus_bandwidth(tables.events)
     data = []
     for op in sorted(set(bandwidths["op"])):
@@ -95,7 +97,7 @@ def bandwidth(tables: Tables, _sizes: str) -> Spec:
             }
         )
     lows = sorted(set(bandwidths["size"]))
-    ticks = lows[:: -(-len(lows) // _MOST_TICKS) or 1]
+    ticks = lows[:: max(1, math.ceil(len(lows) / _MOST_TICKS))]
     along = {
         "type": "log",
         "tickvals": ticks,

@@ -1,8 +1,8 @@
-"""Events summed by module, axis and phase, from which the tree's columns and the first figure are made.
+"""Events summed by module, axis and phase, for the columns of the tree and for heatmaps.
 
-A trace has far fewer distinct (module, axis, phase) than events. Once these are found, a filter is one pass over the
-events, and columns, subtrees and places are sums of few numbers. They are sorted by module, with modules in preorder,
-so a subtree is a slice.
+A trace has far fewer distinct (module, axis, phase) than events. Once they are found, a filter is one pass over the
+events, and columns, subtrees and places are sums of few numbers. They are sorted by module, and modules are in
+preorder, so a subtree is a slice.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ class Pivot:
         else:
             kept = np.flatnonzero(mask)
             at, size = self.of_event.take(kept), sizes.take(kept)
-        m = len(self.owner)
-        return PivotSums(
-            self, np.bincount(at, minlength=m).astype(np.float64), np.bincount(at, size, minlength=m).astype(np.float64)
-        )
+        counts, totals = (np.bincount(at, weights, minlength=len(self.owner)) for weights in (None, size))
+        return PivotSums(self, counts.astype(np.float64), totals.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -60,20 +58,21 @@ class PivotSums:
     bytes: Sizes
     """(m,) wire or message bytes."""
     whole: Mask | None = None
-    """(m,) mask of entries that pass with all their events, if all others pass with none; None for other filters."""
+    """(m,) mask of the entries whose events pass, if of each entry all events pass or none; else None."""
 
     @cached_property
     def held(self) -> Codes:
         """Sorted indices of the entries with events."""
-        return np.flatnonzero(self.counts > 0)  # numpy finds true ones in a tenth of the time
+        return np.flatnonzero(self.counts > 0)  # ten times as fast in numpy as for numbers
 
     def held_inside(self, spans: list[tuple[int, int]]) -> Codes:
-        """Return the indices of `held` whose module is in some spans of rows."""
-        parts = [self.pivot.within(*span) for span in spans]
-        return np.concatenate([self.held[slice(*np.searchsorted(self.held, (p.start, p.stop)))] for p in parts])
+        """Return the entries of `held` whose module is in some spans of rows."""
+        entries = [self.pivot.within(*span) for span in spans]
+        ends = [np.searchsorted(self.held, (part.start, part.stop)) for part in entries]
+        return np.concatenate([self.held[first:last] for first, last in ends])
 
     def whole_inside(self, spans: list[tuple[int, int]]) -> Mask | None:
-        """Return `whole` restricted to the modules in some spans of rows; unrestricted if there are no spans."""
+        """Return `whole` restricted to the modules in some spans of rows; all of it without spans."""
         if self.whole is None or not spans:
             return self.whole
         mask = np.zeros(len(self.whole), bool)
@@ -88,7 +87,7 @@ class PivotSums:
         return sum(int(self.counts[part].sum()) for part in parts), sum(int(self.bytes[part].sum()) for part in parts)
 
     def only(self, kept: Mask) -> PivotSums:
-        """Return sums with the entries outside the (m,) mask ``kept`` set to zero."""
+        """Return the sums with zeros for the entries outside the (m,) mask ``kept``."""
         return PivotSums(self.pivot, np.where(kept, self.counts, 0.0), np.where(kept, self.bytes, 0.0), kept)
 
 
@@ -98,10 +97,11 @@ def find_pivot(
     """Find the distinct (module, axis, phase) of events.
 
     Args:
-        owner: (events,) row of the owner.
-        axis: (events,) code of the axis.
-        phase: (events,) code of the phase.
-        most: Maximal size of a lookup table, which takes 10 ms for 1,000,000 events; above it, sorting takes 200 ms.
+        owner: (events,) Row of the owner.
+        axis: (events,) Code of the axis.
+        phase: (events,) Code of the phase.
+        most: Maximal size of a lookup table, which takes 10 ms for 1,000,000 events; sorting, if it would be larger,
+            takes 200 ms.
     """
     axes, phases = (int(codes.max(initial=0)) + 1 for codes in (axis, phase))
     key = (owner * axes + axis) * phases + phase
@@ -113,6 +113,6 @@ def find_pivot(
         of_event = lookup[key]
     else:
         distinct, of_event = np.unique(key, return_inverse=True)
-    rest, of_phase = np.divmod(distinct, phases)
-    of_owner, of_axis = np.divmod(rest, axes)
+    owner_and_axis, of_phase = np.divmod(distinct, phases)
+    of_owner, of_axis = np.divmod(owner_and_axis, axes)
     return Pivot(of_owner, of_axis, of_phase, of_event.astype(np.int64))

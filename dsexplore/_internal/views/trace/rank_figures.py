@@ -1,4 +1,4 @@
-"""Who sends how much to whom, as a matrix and as a Sankey diagram, and the ranks behind each mark of them."""
+"""Bytes between ranks as a matrix and as a Sankey diagram, and the ranks that each mark stands for."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dsexplore._internal.views.trace.rank_flows import Flows, Route, between_ran
 _MOST_SENDERS, _MOST_TARGETS = 8, 10
 """Maximal numbers of labels that fit one above the other in a Sankey's height."""
 _OTHERS = "to all others"
+"""Label of the receivers beyond the limit."""
 
 
 def rank_matrix(tables: Tables, sizes: str) -> Spec:
@@ -27,7 +28,7 @@ def rank_matrix(tables: Tables, sizes: str) -> Spec:
 
 
 def sankey(tables: Tables, sizes: str) -> Spec:
-    """Return a Sankey diagram of all bytes from recorded ranks to their peers; peers that get the same are joined."""
+    """Return a Sankey diagram of the bytes from recorded ranks to their peers; peers that get the same are joined."""
     return Sankey.of(tables, sizes).spec()
 
 
@@ -38,7 +39,9 @@ class FlowLink:
     sender: int
     """Index of the sender."""
     target: str
+    """Key of `Sankey.targets`."""
     total: int
+    """Bytes to all ranks of the target."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Sankey:
 
     @cached_property
     def targets(self) -> dict[str, list[int]]:
-        """{name: entries of `Flows.receivers`}; above the limit, those that get least share one name."""
+        """{label: indices of `Flows.receivers`}; beyond the limit, those that get least share one label."""
         totals = self._totals.sum(axis=0)
         ranked = sorted(range(len(totals)), key=lambda entry: -totals[entry])
         named = ranked if len(ranked) <= _MOST_TARGETS else ranked[: _MOST_TARGETS - 1]
@@ -108,11 +111,11 @@ class Sankey:
     def _amount(self, link: FlowLink) -> str:
         """Return the bytes of a link, and what each rank of its target gets if that is the same for all."""
         entries = self.targets[link.target]
-        many = sum(len(self.flows.receivers[entry]) for entry in entries)
+        receivers = sum(len(self.flows.receivers[entry]) for entry in entries)
         amounts = {float(self.flows.bytes[link.sender, entry]) for entry in entries}
-        if many == 1 or len(amounts) > 1:
+        if receivers == 1 or len(amounts) > 1:
             return format_bytes(link.total)
-        return f"{format_bytes(amounts.pop())} to each of {many:,}, {format_bytes(link.total)} in sum"
+        return f"{format_bytes(amounts.pop())} to each of {receivers:,}, {format_bytes(link.total)} in total"
 
     def route(self, number: int) -> Route | None:
         """Return the ranks of a link or node, nodes numbered after links; None if there is no such mark."""
@@ -124,11 +127,11 @@ class Sankey:
         return Route(sorted({senders[link.sender] for link in links}), sorted(receivers))
 
     def _links_at(self, number: int) -> list[FlowLink]:
-        """Return the link with this number, or the links of a node; nodes are senders, then targets."""
-        sender = number - len(self.links)
-        target = sender - len(self.flows.senders)
-        if sender < 0:
-            return self.links[number : number + 1] if number >= 0 else []
-        if target < 0:
-            return [link for link in self.links if link.sender == sender]
-        return [link for link in self.links if [link.target] == list(self.targets)[target : target + 1]]
+        """Return the link with this number, or the links of a node; nodes follow links: senders, then targets."""
+        if number < len(self.links):
+            return [self.links[number]] if number >= 0 else []
+        node, targets = number - len(self.links), list(self.targets)
+        if node < len(self.flows.senders):
+            return [link for link in self.links if link.sender == node]
+        target = node - len(self.flows.senders)
+        return [link for link in self.links if target < len(targets) and link.target == targets[target]]

@@ -24,16 +24,17 @@ class Flows:
 
     senders: list[int]
     receivers: list[list[int]]
-    """Receiving ranks; ranks that get the same bytes from every sender share one entry."""
+    """Lists of receiving ranks; ranks that get the same bytes from every sender share a list."""
     bytes: npt.NDArray[np.float64]
-    """(senders, receivers) bytes to each single rank of the entry."""
+    """(senders, receivers) bytes to each rank of a list."""
     hidden: int
-    """Number of senders and receivers beyond those kept."""
+    """Number of senders and of lists of receivers that are omitted."""
 
     def grid(self) -> Grid:
-        """Return the flows as a grid; a cell has the bytes to each single rank of its column."""
+        """Return the flows as a grid; a cell has the bytes to each rank of its column."""
         columns = [
-            f"{format_ranges(r, _MOST_RANGES)}, each" if len(r) > 1 else format_ranges(r) for r in self.receivers
+            f"{format_ranges(ranks, _MOST_RANGES)}, each" if len(ranks) > 1 else format_ranges(ranks)
+            for ranks in self.receivers
         ]
         return Grid([f"rank {rank}" for rank in self.senders], columns, self.bytes)
 
@@ -53,11 +54,11 @@ class Route:
 
     @property
     def title(self) -> str:
-        """Senders and receivers in words: ``rank 0 to ranks 4–7``."""
+        """Senders and receivers as text: ``rank 0 to ranks 4–7``."""
         return f"{ranks_text(self.senders)} to {ranks_text(self.receivers)}"
 
     def condition(self, tables: Tables) -> pl.Expr:
-        """Return the condition that `between_ranks` counts an event as sent from a sender to a receiver."""
+        """Return the condition for events that `between_ranks` counts as sent from one of the senders to a receiver."""
         members = [(group, list(ranks or ())) for group, ranks in tables.groups.select("group", "ranks").iter_rows()]
 
         def from_rank(sender: int) -> pl.Expr:
@@ -79,13 +80,12 @@ def between_ranks(
 ) -> Flows:
     """Sum the bytes from each recorded rank to each peer in steps, without start-up.
 
-    A message counts for its peer; other traffic of a group is divided equally among its other ranks. Equal peers share
-    one entry; equal senders do not.
+    A message counts for its peer. The bytes of a collective are divided equally among the other ranks of its group.
 
     Args:
         tables: Tables of the trace.
         senders: Maximal number of senders.
-        receivers: Maximal number of entries; None for all.
+        receivers: Maximal number of lists of receivers; None for all.
         column: Column of the events that is summed.
     """
     members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
@@ -95,21 +95,21 @@ def between_ranks(
     sent = sent.filter(pl.col(column) > 0)
     ranks = sent["rank"].unique().sort().to_list()
     row_of = {rank: row for row, rank in enumerate(ranks[:senders])}
-    named = (max(peers, default=0) + 1 for peers in (*members.values(), sent["peer"].drop_nulls().to_list()))
-    world = max(tables.info.world_size, *named)
+    highest = (max(peers, default=0) for peers in (*members.values(), sent["peer"].drop_nulls().to_list()))
+    world = max(tables.info.world_size, *(rank + 1 for rank in highest))
     matrix = np.zeros((len(row_of), world))
     for rank, group, receiver, total in sent.iter_rows():
         peers = [peer for peer in members.get(group, ()) if peer != rank] if receiver is None else [receiver]
         if rank in row_of and peers:
             matrix[row_of[rank], peers] += total / len(peers)
-    entries: dict[tuple[float, ...], list[int]] = {}
+    peers_of: dict[tuple[float, ...], list[int]] = {}
     for peer in range(world if row_of else 0):
-        entries.setdefault(tuple(matrix[:, peer]), []).append(peer)
-    ranked = sorted(((v, p) for v, p in entries.items() if any(v)), key=lambda item: item[1])
-    kept = ranked[:receivers]
+        if matrix[:, peer].any():
+            peers_of.setdefault(tuple(matrix[:, peer]), []).append(peer)
+    kept = list(peers_of.items())[:receivers]
     return Flows(
-        list(row_of),
-        [peers for _, peers in kept],
-        np.array([values for values, _ in kept]).T.reshape(len(row_of), len(kept)),
-        len(ranks) - len(row_of) + len(ranked) - len(kept),
+        senders=list(row_of),
+        receivers=[peers for _, peers in kept],
+        bytes=np.array([sizes for sizes, _ in kept]).T.reshape(len(row_of), len(kept)),
+        hidden=len(ranks) - len(row_of) + len(peers_of) - len(kept),
     )

@@ -1,6 +1,6 @@
-"""Small tables counted from events for static sections and figures: by place and axis, by op, by message size.
+"""Small tables of sums over events for static sections and figures: by place and axis, by op, by message size.
 
-Each has at most a few hundred rows, whatever the number of events: they are binned here, in Python.
+Each has at most a few hundred rows, whatever the number of events.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dsexplore._internal.views.trace import byte_sizes
 
 MOST_ROWS, MOST_COLUMNS = 16, 10
 OTHERS = "(all others)"
+"""Name of the last row or column of a grid, if there are more than these."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,11 @@ class Grid:
     values: npt.NDArray[np.float64]
     """Array of shape (rows, columns)."""
     unknown: npt.NDArray[np.float64] | None = None
-    """How many summands of each value are unknown; None for none."""
+    """Number of unknown summands of each value; None if all are known."""
 
     @property
     def signed_values(self) -> npt.NDArray[np.float64]:
-        """Values with the sign that `byte_sizes.size_text` reads."""
+        """Values as in `byte_sizes.signed`."""
         return byte_sizes.signed(self.values, self.unknown)
 
 
@@ -41,9 +42,12 @@ def grid(
     most: int = MOST_ROWS,
     unknown: Mapping[tuple[str, str], float] | None = None,
 ) -> Grid:
-    """Build a grid from {(row, column): bytes}, largest rows and columns first; those beyond the limit are merged.
+    """Build a grid, with the largest rows and columns first.
 
-    ``unknown``: {(row, column): how many sizes are not known}, where there are some.
+    Args:
+        totals: {(row, column): bytes}.
+        most: Maximal number of rows; further rows, and columns beyond `MOST_COLUMNS`, are merged into `OTHERS`.
+        unknown: {(row, column): number of unknown sizes}; None if all are known.
     """
     known = {**dict.fromkeys(unknown or {}, 0.0), **totals}
     rows = _ranked([(row, size) for (row, _), size in known.items()], most)
@@ -59,7 +63,7 @@ def grid(
 
 
 def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
-    """Return names by descending bytes; if there are more than `most`, the last entry stands for all others."""
+    """Return the names by descending bytes; if there are more than ``most``, the last is `OTHERS`."""
     sums: dict[str, float] = {}
     for name, size in sizes:
         sums[name] = sums.get(name, 0) + size
@@ -70,7 +74,7 @@ def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
 def op_by_phase(events: pl.DataFrame, column: str = "wire_bytes") -> pl.DataFrame:
     """Count events and sum bytes per op and phase; ops in order of their bytes.
 
-    Columns: op, phase, count, bytes, unknown (how many are of unknown size).
+    Columns: op, phase, count, bytes, unknown (number of events of unknown size).
     """
     return (
         events.group_by("op", "phase")

@@ -17,10 +17,10 @@ from dsexplore._internal.views.trace.module_tree import ModuleTree
 from dsexplore._internal.views.trace.pivot import Sizes
 
 SHOWN = {
-    "compute": "what its kernels take",
-    "communication": "what its collectives take, hidden or not",
-    "exposed": "of that, what no compute hides",
-    "idle": "in which the compute stream waits for the CPU, which launches kernels, or for other ranks",
+    "compute": "seconds of its kernels",
+    "communication": "seconds of its collectives, hidden or exposed",
+    "exposed": "seconds of its collectives that no compute hides",
+    "idle": "seconds in which the compute stream waits for the CPU, which launches kernels, or for other ranks",
 }
 """{column of `Prediction.by_module` that a tree shows: its explanation}."""
 
@@ -40,16 +40,18 @@ class TimeColumn:
         return self.title, self.explanation, ""
 
     def cell(self, rows: Sequence[int]) -> str:
-        """Return the cell of a line that stands for the modules of ``rows``: the sum of their seconds."""
+        """Return the cell of a line that stands for the modules of ``rows``, with the sum of their seconds."""
         return seconds_cell(float(self.seconds[list(rows)].sum()))
 
 
 def measured_columns(codes: EventCodes) -> list[TimeColumn]:
-    """Return the column of seconds that each module's collectives took; an empty list if nothing was measured."""
-    took = codes.took(codes.every)
+    """Return the column of the seconds of each module's collectives; an empty list if no times were measured."""
+    seconds = codes.took(codes.every)
+    if seconds is None:
+        return []
     over = f"with the modules inside, {summed_over(codes.tables)}"
-    said = f"measured: what its collectives take, those that run at the same time each in full, {over}"
-    return [] if took is None else [TimeColumn("time", said, took)]
+    explanation = f"measured: seconds of its collectives, each in full even if several run at the same time, {over}"
+    return [TimeColumn("time", explanation, seconds)]
 
 
 def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:

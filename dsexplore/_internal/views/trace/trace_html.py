@@ -1,4 +1,4 @@
-"""A trace as text and as static HTML: its headline, its module tree, and what was sent."""
+"""A trace as text and as static HTML: headline, timeline, module tree, findings, and sections of what was sent."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE + ske
 _STYLE = _TWIN_STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 _PLAYED_ALONE = (
-    "The totals above count each rank as often as it stands for others; the tree and the sections below show the "
-    "{ranks} ranks in the trace alone, each once."
+    "The totals above count each rank once for every rank that it represents; the tree and the sections below count "
+    "the {ranks} ranks in the trace, each once."
 )
 
 
@@ -64,8 +64,10 @@ def trace_text(headline: Headline) -> str:
     }
     if sent.height:
         steps = counted.events["step"].n_unique()
-        stood_for = f"{_stood_for_text(counted)}{f' and {steps:,} steps' if steps > 1 else ''}"
-        lines.append(f"  Wire bytes{stood_for if tables.info.stands_for else f' {summed_over(tables)}'}:")
+        over = f" {summed_over(tables)}"
+        if tables.info.stands_for:
+            over = f"{_represented_text(counted)}{f' and {steps:,} steps' if steps > 1 else ''}"
+        lines.append(f"  Wire bytes{over}:")
     lines += [
         f"  {html.plain(row['op'], longest=40):<16} {html.plain(row['axis'], longest=24) or '–':<10} "
         f"{row['count']:>9,}  {format_sum(row['wire_bytes'] or 0, unknown[row['op'], row['axis']])}"
@@ -87,7 +89,7 @@ def trace_html(
     budget: int = BUDGET,
     sizes: str = WIRE,
     *,
-    in_words: bool = False,
+    with_answers: bool = False,
     prediction: Prediction | None = None,
 ) -> str:
     """Return the headline, the timeline, the module tree, the findings, and what was sent.
@@ -95,9 +97,9 @@ def trace_html(
     Args:
         headline: Headline of the trace.
         budget: Size in bytes; the tree gets what the other sections leave.
-        sizes: Which bytes are shown below the headline, ``"wire"`` or ``"message"``.
-        in_words: Whether to answer the questions of `headline_report` below the headline.
-        prediction: Prediction whose seconds the tree shows too.
+        sizes: Bytes to show below the headline, ``"wire"`` or ``"message"``.
+        with_answers: Whether to add the questions and answers of `headline_report`.
+        prediction: Prediction whose seconds the tree shows too; None for none.
     """
     tables = headline.tables
     codes = EventCodes(tables, sizes=sizes)
@@ -109,7 +111,7 @@ def trace_html(
         + findings_part(headline.findings, 8, True, names.get("finding", ""))
         + communication_html(codes, figures)
     )
-    answers = _answers(headline) if in_words and len(codes) else ""
+    answers = _answers(headline) if with_answers and len(codes) else ""
     head = (
         _header(tables)
         + _headline(headline, names, codes.tree.axes, prediction)
@@ -129,8 +131,8 @@ def _times(codes: EventCodes, prediction: Prediction | None) -> list[TimeColumn]
 
 def twin_html(codes: EventCodes, headline: Headline, prediction: Prediction | None = None) -> str:
     """Return the short static view that a notebook stores next to the explorer: headline, timeline and tree."""
-    said = headline_html(headline, lambda _: "", codes.tree.axes, prediction)
-    head = _header(codes.tables) + said + _in_time(codes, headline) + _sizes_note(codes, headline)
+    summary = headline_html(headline, lambda _: "", codes.tree.axes, prediction)
+    head = _header(codes.tables) + summary + _in_time(codes, headline) + _sizes_note(codes, headline)
     return html.fragment(head + tree_html(codes, _TWIN_BUDGET, None, _times(codes, prediction)), _TWIN_STYLE)
 
 
@@ -142,15 +144,20 @@ def figure_html(headline: Headline, kind: str, sizes: str = WIRE) -> str:
 
 
 def _headline(headline: Headline, names: dict[str, str], axes: list[str], prediction: Prediction | None) -> str:
-    said = headline.sentences
-    return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes, prediction)
+    """Return the headline with links; ``names``: {subject of a sentence: id of the element to link to}."""
+
+    def link(i: int) -> str:
+        sentence = headline.sentences[i]
+        return headline_view.link_to(names[sentence.about], sentence)
+
+    return headline_html(headline, link, axes, prediction)
 
 
 def _in_time(codes: EventCodes, headline: Headline, anchor: str = "") -> str:
-    """Return the sections of the timeline and of who waits for whom: open is the one that shows the verdict."""
+    """Return the sections of the timeline and of who waits for whom; the one that shows the verdict is open."""
     if headline.skew.late_ranks:
-        return _skew(headline, anchor, True) + _timeline(codes, False)
-    return _timeline(codes, True) + _skew(headline, anchor, False)
+        return _skew(headline, anchor, opened=True) + _timeline(codes, opened=False)
+    return _timeline(codes, opened=True) + _skew(headline, anchor, opened=False)
 
 
 def _timeline(codes: EventCodes, opened: bool) -> str:
@@ -159,14 +166,14 @@ def _timeline(codes: EventCodes, opened: bool) -> str:
         return ""
     shown = timeline_of(codes.tables, sizes="wire" if codes.kind_of_sizes == WIRE else "message")
     drawn = timeline_drawing.drawing(shown, _TIMELINE_LANES, _TIMELINE_COLUMNS)
-    tag = f'<details class="tl-part"{" open" * opened}>'
+    tag = '<details class="tl-part" open>' if opened else '<details class="tl-part">'
     return f"{tag}<summary>{html.escape(title_text(shown))}</summary>{drawn}</details>"
 
 
 def _skew(headline: Headline, anchor: str, opened: bool) -> str:
     """Return the section of who waits for whom, or ``""`` if fewer than two ranks were measured."""
     drawn = skew_view.drawing(headline.skew, _SKEW_COLLECTIVES, _SKEW_LANES)
-    return drawings.part("Who waits for whom", drawn and f"<div>{drawn}</div>", opened, anchor)
+    return drawings.part("Who waits for whom", f"<div>{drawn}</div>" if drawn else "", opened, anchor)
 
 
 def _answers(headline: Headline) -> str:
@@ -179,11 +186,11 @@ def _answers(headline: Headline) -> str:
 
 
 _APART = {"no-grad forward": "forwards without gradients", "between steps": "what is sent between steps"}
-"""Phases outside steps that few traces have, and their names in sentences."""
+"""{phase outside steps that few traces have: its name in sentences}."""
 
 
 def _sizes_note(codes: EventCodes, headline: Headline) -> str:
-    """Return the sentence on what all sizes below it are, and what they are summed over."""
+    """Return the sentence on the kind of all sizes below it, and on what they are summed over."""
     if not len(codes):
         return ""
     other = MESSAGE if codes.kind_of_sizes == WIRE else WIRE
@@ -199,7 +206,7 @@ def _sizes_note(codes: EventCodes, headline: Headline) -> str:
 
 
 def _product(codes: EventCodes, headline: Headline) -> str:
-    """Return how the headline's bytes per rank and step make up the sum below it; empty where they do not exactly."""
+    """Return the sum below the headline as a product of its bytes per rank and step; empty if they are not equal."""
     per_rank, many = float(headline.to_frame()["wire_bytes"].sum()), headline.ranks * headline.steps
     whole = float(in_steps(codes.tables.events)["wire_bytes"].sum())
     if codes.kind_of_sizes != WIRE or many < 2 or not whole or abs(per_rank * many - whole) > _ROUNDED * whole:
@@ -208,6 +215,7 @@ def _product(codes: EventCodes, headline: Headline) -> str:
 
 
 def _summary(tables: Tables) -> str:
+    """Return number of collectives, ranks, mesh and steps, in one line."""
     events, info = tables.events, tables.info
     if events.is_empty():
         return f"no collectives; {_world(tables)}"
@@ -215,20 +223,21 @@ def _summary(tables: Tables) -> str:
     steps = in_steps(events)["step"].n_unique()
     return (
         format_count(totals["count"], "collective")
-        + (f"{_stood_for_text(tables)}; " if info.stands_for else " of ")
+        + (f"{_represented_text(tables)}; " if info.stands_for else " of ")
         + _world(tables)
         + (f", {steps:,} steps" if steps > 1 else "")
         + (", simulated" if info.simulated else "")
     )
 
 
-def _stood_for_text(tables: Tables) -> str:
+def _represented_text(tables: Tables) -> str:
     """Return the ranks that totals are summed over if the trace's ranks represent others, else ``""``."""
     info = tables.info
-    return f", summed over the {info.ranks_stood_for:,} ranks that are stood for" if info.stands_for else ""
+    return f", summed over all {info.ranks_stood_for:,} ranks" if info.stands_for else ""
 
 
 def _world(tables: Tables) -> str:
+    """Return the recorded ranks, the size of the world, and the mesh: ``rank 0 of 8 (dp=8)``."""
     info = tables.info
     ranks = f"rank {info.ranks[0]}" if len(info.ranks) == 1 else f"{len(info.ranks)} ranks"
     mesh = f" ({html.plain(info.mesh)})" if info.mesh else ""
@@ -236,6 +245,7 @@ def _world(tables: Tables) -> str:
 
 
 def _header(tables: Tables) -> str:
+    """Return the summary of the trace, and its notes."""
     notes = [_NOT_REAL] if tables.info.simulated else []
     if tables.info.stands_for:
         notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))

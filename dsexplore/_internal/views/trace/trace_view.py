@@ -24,31 +24,30 @@ class TraceView(View):
 
     @cached_property
     def _headline(self) -> Headline:
-        """Headline, computed once for all parts of the view."""
+        """Headline of the trace, computed once for all parts of the view."""
         return Headline(self._trace.tables)
 
     def text(self) -> str:
-        """Return count and bytes by op and axis, in a dozen lines at most."""
+        """Return the headline, and count and bytes by op and axis, in about a dozen lines."""
         return trace_text(self._headline)
 
     def html(self) -> str:
-        """Return the summary, the module tree, and what was sent."""
+        """Return the headline, the timeline, the module tree, findings, and sections of what was sent."""
         return trace_html(self._headline)
 
     def page(self, sizes: str = WIRE, hardware: HardwareLike | None = None, interactive: bool = False) -> str:
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: Which bytes are shown, ``"wire"`` or ``"message"``.
-            hardware: Machine for which the tree shows predicted seconds; see `Trace.predict`.
-            interactive: Whether to add the explorer's tree, filters and timeline above, which need no kernel and no
-                network.
+            sizes: Bytes to show, ``"wire"`` or ``"message"``.
+            hardware: Machine for which the tree shows predicted seconds, see `Trace.predict`; None for none.
+            interactive: Whether to add the explorer's tree, filters and timeline, which need no kernel and no network.
 
         Raises:
-            UsageError: No such sizes or hardware, or too many events for an interactive page.
+            UsageError: There are no such sizes or hardware, or too many events for an interactive page.
         """
         prediction = self._trace.predict(hardware) if hardware is not None else None
-        shown = trace_html(self._headline, PAGE_BUDGET, sizes, in_words=True, prediction=prediction)
+        shown = trace_html(self._headline, PAGE_BUDGET, sizes, with_answers=True, prediction=prediction)
         if interactive:
             from dsexplore._internal.views.explorer.standalone import (
                 standalone_page,  # anywidget is loaded when asked for
@@ -61,14 +60,15 @@ class TraceView(View):
         """Return a plotly figure of one kind.
 
         Args:
-            kind: ``"modules"``, place in the model by mesh axis; ``"ops"``, op by phase; ``"sequence"``, over time or
-                in program order; ``"ranks"`` and ``"sankey"``, who sends to whom; ``"sizes"`` of messages;
-                ``"bandwidth"``.
-            window: For a sequence, the part of its axis: seconds where measured, else rounds or places in the order.
-            sizes: Which bytes are drawn, ``"wire"`` or ``"message"``.
+            kind: ``"modules"`` draws bytes by place in the model and mesh axis, ``"ops"`` by op and phase,
+                ``"sequence"`` over time or in program order, ``"ranks"`` and ``"sankey"`` from rank to rank;
+                ``"sizes"`` counts messages by size, and ``"bandwidth"`` draws bus bandwidth by message size.
+            window: Part of the axis of a sequence, in seconds if measured, else in rounds or positions in program
+                order; None for all of it.
+            sizes: Bytes to draw, ``"wire"`` or ``"message"``.
 
         Raises:
-            UsageError: No such kind or sizes.
+            UsageError: There is no such kind, or there are no such sizes.
         """
         from dsexplore._internal.views.trace.figures import (
             trace_figure,  # the drawing is loaded when a figure is asked for
@@ -77,7 +77,7 @@ class TraceView(View):
         return trace_figure(self._trace.tables, kind, window, sizes)
 
     def still(self, figure: Any, kind: str = "modules", sizes: str = WIRE, **options: Any) -> str:
-        """Return the section that shows what the figure shows."""
+        """Return the static section with the content of the figure."""
         return figure_html(self._headline, kind, sizes)
 
     def explore(
@@ -91,15 +91,15 @@ class TraceView(View):
         """Return linked filters, tree, figure, timeline, map and tables; ``.selection`` has the selected events.
 
         Args:
-            figure: Kind of the figure shown first, as in `figure`.
+            figure: Kind of the first figure, see `figure`.
             height: Height of the tree in pixels.
-            sizes: Which bytes are shown at first, ``"wire"`` or ``"message"``.
-            tab: What is shown below the tree at first: ``"timeline"``, ``"map"``, ``"findings"``, ``"parameters"`` or
+            sizes: Bytes to show at first, ``"wire"`` or ``"message"``.
+            tab: First tab below the tree: ``"timeline"``, ``"map"``, ``"findings"``, ``"parameters"`` or
                 ``"prediction"``.
-            hardware: Machine for which tree and headline show predicted seconds, as in `Trace.predict`.
+            hardware: Machine for which tree and headline show predicted seconds, see `Trace.predict`; None for none.
 
         Raises:
-            UsageError: No such figure, sizes, tab or hardware, or an invalid height.
+            UsageError: There is no such figure, sizes, tab or hardware, or the height is no positive number.
         """
         from dsexplore._internal.views.explorer.explorer import (
             Explorer,  # ipywidgets are loaded when an explorer is asked for

@@ -23,6 +23,7 @@ LEAST = 12_000
 """Bytes that the tree may use even if the budget is smaller."""
 MOST_TABLE_ROWS = 12
 MOST_PLACEMENTS = 2
+"""Maximal number of placements in a row of the tree."""
 _SAME_PARAMETER = (
     "name", "global_shape", "local_shape", "dtype", "placements", "mesh", "local_bytes", "shared_with", "requires_grad",
 )  # fmt: skip
@@ -32,12 +33,12 @@ _SAME_PARAMETER = (
 def tree_html(
     codes: EventCodes, budget: int, anchors: Mapping[str, str] | None = None, times: Sequence[TimeColumn] = ()
 ) -> str:
-    """Return the tree of a trace, drawn from the top until about ``budget`` bytes are used; says if it is cut.
+    """Return the tree of a trace, drawn from the top until about ``budget`` bytes are used, with a note if it is cut.
 
     Args:
         codes: Events of the trace.
         budget: Approximate size in bytes.
-        anchors: {module: id of its row, or of the row that stands for it}.
+        anchors: {module: id of its row, for links to it}; None for none.
         times: Columns of seconds.
     """
     if not len(codes.tree):
@@ -75,7 +76,7 @@ class _TraceSource:
         }
 
     def _same_as_bytes(self) -> list[bool]:
-        """Return [alone, *axes, *phases]: True for a column whose every row equals the column of bytes."""
+        """Return, for the columns [alone, *axes, *phases], whether all rows equal those of the column of bytes."""
         tables = [self._sent] if self._unknown is None else [self._sent, self._unknown]
         return [
             all(np.array_equal(columns[place], columns[0]) for columns in map(_all_sizes, tables))
@@ -83,10 +84,11 @@ class _TraceSource:
         ]
 
     def _kept(self, columns: Iterable[Any]) -> list[Any]:
+        """Return those of [alone, *axes, *phases] that do not repeat the column of bytes."""
         return [column for column, repeats in zip(columns, self._repeats, strict=True) if not repeats]
 
     def titles(self) -> list[tuple[str, str, str]]:
-        """Return the columns after the module; bytes and counts are sums over recorded ranks and steps."""
+        """Return (title, explanation, class) of the columns after the module."""
         kind = f"{self._codes.kind_of_sizes} bytes"
         inside = f"with the modules inside, {summed_over(self._codes.tables)}"
         axes = [
@@ -104,16 +106,16 @@ class _TraceSource:
         return [
             ("count", f"collectives, {inside}", ""),
             ("bytes", f"{kind} in steps, {inside}", ""),
-            ("share", "of all that is sent in steps, by axis in the colors of the headline", "thinbar"),
+            ("share", "share of all bytes in steps, by axis in the colors of the headline", "thinbar"),
             *(column.head for column in self._times),
             *self._kept([alone, *axes, *phases]),
-            ("all params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
+            ("all params", "bytes of all its parameters on all ranks together, with the modules inside", ""),
             ("per rank", "bytes of its parameters that one rank holds", ""),
-            ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
+            ("placements", "placements of the module's own parameters; its table lists all of them", "wide"),
         ]
 
     def line(self, fold: Fold, times: int) -> str:
-        """Return name and numbers of a module, or the sums over folded ones."""
+        """Return the cells of a row: name and numbers of a module, or sums over folded modules."""
         tree, row = self._tree, fold.first
         count = int(self._sent.count[row]) * times
         unknown = None if self._unknown is None else _sizes_of(self._unknown, row)
@@ -129,15 +131,16 @@ class _TraceSource:
             + outline.cell(thin if sizes[0] else "", "thinbar")
             + "".join(column.cell(self._codes.folds.members(row)) for column in self._times)
             + "".join(map(_size, [*self._kept(sizes[1:-2]), *sizes[-2:]]))
-            + self._placed(tree.names[row])
+            + self._placements_cell(tree.names[row])
         )
 
-    def _placed(self, module: str) -> str:
-        placed = self._placements.get(module, [])
-        if not placed:
+    def _placements_cell(self, module: str) -> str:
+        """Return the distinct placements of a module's own parameters."""
+        placements = [text or "plain tensor" for text in self._placements.get(module, [])]
+        if not placements:
             return outline.cell("", "wide")
-        shown = " | ".join(placements or "plain tensor" for placements in placed[:MOST_PLACEMENTS])
-        return outline.cell(html.name(shown + " | …" * (len(placed) > MOST_PLACEMENTS), longest=40), "wide")
+        more = ["…"] if len(placements) > MOST_PLACEMENTS else []
+        return outline.cell(html.name(" | ".join([*placements[:MOST_PLACEMENTS], *more]), longest=40), "wide")
 
     def inside(self, row: int, times: int) -> str:
         """Return the tables of a module's own collectives and parameters."""
@@ -150,11 +153,12 @@ class _TraceSource:
 
 
 def _sizes_of(sent: Columns, row: int) -> Sizes:
-    """Return the bytes of one row of the tree: with the modules inside, own, on each axis, in each phase."""
+    """Return the bytes of one row of the tree, in the order of `_all_sizes`."""
     return _all_sizes(sent)[:, row]
 
 
 def _all_sizes(sent: Columns) -> Sizes:
+    """Return the columns of bytes: with the modules inside, without them, on each axis, in each phase."""
     return np.concatenate([[sent.bytes, sent.alone], sent.axes, sent.phases])
 
 
@@ -163,9 +167,13 @@ def _size(size: float) -> str:
 
 
 def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str = "wire_bytes", times: int = 1) -> str:
-    """Return a table of kinds of collective, with the columns of `event_codes.SAME_COLLECTIVE` and count.
+    """Return a table of kinds of collective.
 
-    ``kinds`` are the first of ``every`` kinds, sent by ``times`` modules each; ``size`` is the column of bytes shown.
+    Args:
+        kinds: The first kinds, with the columns of `event_codes.SAME_COLLECTIVE` and count.
+        every: Number of all kinds.
+        size: Column of bytes to show.
+        times: Number of modules that each send these.
     """
     per_module = ", each" if times > 1 else ""
     columns = (
@@ -186,13 +194,19 @@ def _op_cell(kind: Mapping[str, Any]) -> str:
 
 
 def tensor_text(event: Mapping[str, Any]) -> str:
-    """Return dtype and shape of what an event sends: ``float32[8, 4]``; the dtype alone if its size is unknown."""
+    """Return dtype and shape of the tensor that an event sends: ``float32[8, 4]``; only the dtype if unknown."""
     shape = list(event["shape"] or ())
     return f"{event['dtype']}{shape}" if shape or event["message_bytes"] is not None else event["dtype"]
 
 
 def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = False) -> str:
-    """Return a table of the module's own parameters and their placements."""
+    """Return a table of parameters and their placements.
+
+    Args:
+        module: Module whose name is omitted from those of the parameters.
+        parameters: Rows of `Trace.parameters`.
+        clickable: Whether each row has a button that follows the parameter through a step.
+    """
     if parameters.is_empty():
         return ""
     distinct = parameters.group_by(*_SAME_PARAMETER, maintain_order=True).agg(pl.col("rank"))

@@ -236,7 +236,7 @@ class Standalone {
     const place = title ? ` in <bdi>${escaped(title)}</bdi>` : "";
     const range = this.range ? `<span class="dsx-dim"> – only from ${this.place(this.range[0])} to ${this.place(this.range[1])} of the timeline</span>${dropped("timeline", "the range of the timeline")}` : "";
     const led = this.led < 0 ? "" : `<span class="dsx-dim"> – only sentence ${this.led + 1} of the headline</span>${dropped("sentence", `sentence ${this.led + 1} of the headline`)}`;
-    const known = this.known ? "" : `<span class="dsx-dim"> – no module is called <bdi>${escaped(state.pattern)}</bdi>; * stands for any text, as in *.mlp</span>`;
+    const known = this.known ? "" : `<span class="dsx-dim"> – no module is called <bdi>${escaped(state.pattern)}</bdi>; * matches any text, as in *.mlp</span>`;
     this.put("status", `<span>${count.toLocaleString("en")} of ${this.count.toLocaleString("en")} collectives, ${size} ${sizes}${place}</span><span class="dsx-dim"> – ${escaped(this.lanes.over)}</span>${range}${led}${known}`);
     this.put("details", title ? `<div class="dsx"><p><b><bdi>${escaped(title)}</bdi></b></p>${this.collectives(mask)}${this.held_by()}</div>` : "");
     const inside = this.range ? `${count.toLocaleString("en")} collectives from ${this.place(this.range[0])} to ${this.place(this.range[1])}: ${size} ${sizes}` : "";
