@@ -326,7 +326,7 @@ def test_a_model_without_parameters_and_one_without_placements():
     assert "No parameters." in text_of(empty)
     assert empty.figure().to_dict()["layout"]
     plain = dsexplore.sharding(nn.Linear(2, 2), mesh="dp=4")
-    assert "each of the 4 ranks has a whole one" in html_of(plain)
+    assert "each of the 4 ranks holds a whole tensor" in html_of(plain)
     assert "plain" in text_of(plain)
 
 

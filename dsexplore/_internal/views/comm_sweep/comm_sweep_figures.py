@@ -14,7 +14,7 @@ from dsexplore._internal.views.page.charts import DASHES, themed
 from dsexplore._internal.views.page.theme import FIGURE_TEXT, SHADE, op_mark
 
 KINDS = ("busbw", "algbw", "time")
-"""Quantities that a figure can show by message size."""
+"""Kinds of figure: quantities by message size."""
 _AXES = {"busbw": "bus bandwidth, GB/s", "algbw": "algorithm bandwidth, GB/s", "time": "time of a call, µs"}
 
 
@@ -27,7 +27,14 @@ def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
 
 
 def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequence[bool] = (False, True)) -> Any:
-    """Return a line per op by message size; ``places``: whether in place, which is dashed, or out of place."""
+    """Return a line per op by message size.
+
+    Args:
+        sweep: The sweep.
+        kind: One of `KINDS`.
+        ops: Names of the ops to draw.
+        places: False to draw the calls out of place, True those in place, with dashed lines; or both.
+    """
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -40,12 +47,13 @@ def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequen
 
 
 def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, color: str, in_place: bool) -> dict[str, Any]:
+    """Return plotly's arguments for the line of one op, which is labeled at its last point if out of place."""
     return {
         "x": [point.message_bytes for point in points],
         "y": [value(sweep, point, kind) for point in points],
         "name": f"{points[0].op}, in place" if in_place else points[0].op,
         "mode": "lines+markers+text",
-        "text": [""] * (len(points) - 1) + ([points[0].op] if not in_place else [""]),
+        "text": [*[""] * (len(points) - 1), "" if in_place else points[0].op],
         "textposition": "middle right",
         "line": {"color": color, "dash": DASHES[int(in_place)]},
         "marker": {"symbol": op_mark(points[0].op).symbol},
@@ -95,7 +103,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
         hovertemplate="%{customdata}<extra></extra>",
     )
     measured = {
-        **_line(sweep, points, "time", SHADE, False),
+        **_line(sweep, points, "time", SHADE, in_place=False),
         "y": [point.quiet_seconds * 1e6 for point in points],
         "name": f"{op}, measured",
         "mode": "markers",
@@ -105,6 +113,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
 
 
 def _message_bytes_axis(figure: Any, kind: str, sweep: CommSweep) -> Any:
+    """Set the axes of a figure to message bytes and to the quantity ``kind``, and return the figure."""
     every = sorted({point.message_bytes for point in sweep.points})
     ticks = every[:: max(1, len(every) // 8)]
     figure.update_xaxes(

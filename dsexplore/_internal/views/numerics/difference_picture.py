@@ -9,10 +9,10 @@ from dsexplore._internal.units import format_ranks
 from dsexplore._internal.views.page import html, theme
 
 LEVELS = ((0.01, "≤ 1 %", 0.22), (0.1, "≤ 10 %", 0.42), (1.0, "≤ 100 %", 0.68), (math.inf, "> 100 %", 1.0))
-"""Upper ends of differences beyond rounding, relative to the tensor's root mean square; label and opacity."""
+"""(upper end, label, opacity) of each level of differences beyond rounding, relative to the root mean square."""
 _MOST_LABELS = 32
-_ROW, _LEAST = 14, 56
-"""Pixels of a row of cells, and of the whole picture at least."""
+_ROW, _LEAST_HEIGHT = 14, 56
+"""Height of a row of cells, and minimal height of the picture, in pixels."""
 
 STYLE = f"""
 .dsx .dif-row{{display:flex;flex-wrap:wrap;gap:4px 16px;align-items:flex-start;margin-bottom:8px}}
@@ -31,9 +31,9 @@ border:1px solid var(--dsx-line);background:{theme.ALARM};forced-color-adjust:no
 
 
 def difference_picture(shown: DifferenceMap, where: str) -> str:
-    """Return the map as HTML."""
+    """Return the map as HTML, beside a text that begins with ``where``: the tensor and the phase."""
     rows, columns = len(shown.errors), len(shown.errors[0])
-    height = max(_LEAST, _ROW * rows)
+    height = max(_LEAST_HEIGHT, _ROW * rows)
     paths = "".join(
         f'<path fill-opacity="{opacity:g}" d="{drawn}"/>'
         for level, (_, _, opacity) in enumerate(LEVELS)
@@ -51,7 +51,7 @@ def difference_picture(shown: DifferenceMap, where: str) -> str:
 
 
 def _cells(shown: DifferenceMap, level: int) -> str:
-    """Return the path of all cells of a level, neighbors in a row joined."""
+    """Return the SVG path of all cells of a level; neighbors in a row are joined."""
     drawn = []
     for row, errors in enumerate(shown.errors):
         column = 0
@@ -66,12 +66,14 @@ def _cells(shown: DifferenceMap, level: int) -> str:
 
 
 def _level(error: float, allowed: float) -> int | None:
+    """Return the index into `LEVELS` of an error; None if rounding may cause it, or for an empty cell."""
     if math.isnan(error) or error <= allowed:
         return None
     return next(at for at, (end, _, _) in enumerate(LEVELS) if error <= end)
 
 
 def _outlines(shown: DifferenceMap, rows: int, columns: int) -> str:
+    """Return the outline of each shard, with its ranks."""
     parts = []
     for block in shown.blocks:
         ranks = format_ranks(block.ranks)
@@ -86,12 +88,13 @@ def _outlines(shown: DifferenceMap, rows: int, columns: int) -> str:
 
 
 def _axes(shown: DifferenceMap) -> str:
+    """Return the sentences on the dims, the outlines and the cells."""
     first, second = shown.dims
     across = f"dim {second} across ({shown.shape[second]:,})"
     down = f"dim {first} down ({shown.shape[first]:,}), " if first >= 0 else ""
     return (
-        f"Shape {list(shown.shape)}: {down}{across}. Outlines are what ranks hold. A cell shows the largest difference "
-        "in it, of all ranks that hold it, relative to the tensor's root mean square:"
+        f"Shape {list(shown.shape)}: {down}{across}. Outlines are the shards of ranks. A cell shows the largest "
+        "difference in it, over all ranks that hold it, relative to the tensor's root mean square:"
     )
 
 

@@ -1,4 +1,4 @@
-"""The view of a `NumericDifference`: the sentence, and the tensors that differ in program order."""
+"""The view of a `NumericDifference`: its verdict, and the tensors that differ, in program order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_ROWS = 20
 class NumericDifferenceView(View):
     """The view of a `NumericDifference`."""
 
-    title = "Where values part"
+    title = "Where values differ"
 
     def __init__(self, difference: NumericDifference) -> None:
         self._difference = difference
@@ -29,7 +29,7 @@ class NumericDifferenceView(View):
         return html.plain(str(self._difference), longest=0)
 
     def html(self) -> str:
-        """Return the sentence, and a table of the first tensors that differ."""
+        """Return the verdict, and a table of the first tensors that differ."""
         columns = (
             Column("step", lambda row: str(row["step"])),
             text("phase", lambda row: row["phase"]),
@@ -43,6 +43,6 @@ class NumericDifferenceView(View):
         if self._rows.height:
             rows, hidden = self._rows.head(_MOST_ROWS).iter_rows(named=True), self._rows.height - _MOST_ROWS
             parts.append(table(columns, rows, hidden=hidden, more="more: see to_frame()"))
-        how = "rank by rank" if self._difference.by_rank else "as whole tensors, the sum of all ranks' parts"
+        how = "rank by rank" if self._difference.by_rank else "as whole tensors, summed over the ranks"
         parts.append(html.note(f"Summaries of outputs and gradients, compared {how}."))
         return html.fragment("".join(parts))

@@ -1,4 +1,4 @@
-"""The view of a `NumericsReport`: the sentence, ranks, the tensor where numbers part, and modules with their errors."""
+"""The view of a `NumericsReport`: verdict, ranks, the first wrong tensor, and the modules with their errors."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dsexplore._internal.views.numerics.module_errors import ErrorCell, Node, er
 from dsexplore._internal.views.page import html, theme
 from dsexplore._internal.views.view import View
 
-LOWEST, HIGHEST = -17, 1
+_LOWEST, _HIGHEST = -17, 1
 """Exponents of ten at the ends of the scale of errors."""
-TICKS = ((-16, "1e-16"), (-8, "1e-8"), (0, "100 %"))
-"""Exponents that are labeled, and their labels."""
+_TICKS = ((-16, "1e-16"), (-8, "1e-8"), (0, "100 %"))
+"""(exponent, label) of each tick."""
 _MOST_LINES = 12
 
 STYLE = f"""
@@ -66,7 +66,7 @@ class NumericsView(View):
         self._tree = error_tree(report, self._step)
 
     def text(self) -> str:
-        """Return the sentence, a line for each of the first tensors that differ, and the notes."""
+        """Return the verdict, a line for each of the first tensors that differ, and the notes."""
         report = self._report
         lines = [html.plain(report.verdict(), longest=0)]
         wrong = report.tensors.filter(~pl.col("same") & (pl.col("step") == self._step))
@@ -81,13 +81,13 @@ class NumericsView(View):
         return "\n".join(lines)
 
     def html(self) -> str:
-        """Return the sentence, the ranks, and the modules with the error of each phase on a logarithmic scale."""
+        """Return the verdict, the ranks, the first wrong tensor, and the modules with the error of each phase."""
         report = self._report
         what = f"{report.model} on {report.mesh} ({report.world_size} local ranks) against one process"
-        verdict, _, rest = report.verdict().partition(" (" if report.same else ". ")
+        verdict, _, reason = report.verdict().partition(" (" if report.same else ". ")
         parts = [html.notes([what])]
         parts.append(html.verdict(f"{verdict}."))
-        parts.append(f"<p>{html.escape(rest, longest=0)}</p>" if rest and not report.same else "")
+        parts.append(f"<p>{html.escape(reason, longest=0)}</p>" if reason and not report.same else "")
         parts.append(self._ranks())
         if report.difference is not None and report.phase is not None:
             name = report.parameter or ("parameters" if report.phase in ("gradient", "optimizer") else "output")
@@ -107,44 +107,48 @@ class NumericsView(View):
         return f"<p>Ranks that differ there: {html.rank_boxes(range(report.world_size), report.ranks)}</p>"
 
     def _foot(self) -> str:
-        """Return how to read the marks that are drawn."""
+        """Return the sentences on how to read the marks that are drawn."""
         cells = list(_all_cells(self._tree))
         compared = self._report.tensors.filter(pl.col("compared")).height
-        text = [f"{compared:,} tensors compared; each mark is the error of a module's worst rank and tensor,"]
-        text.append("relative to the reference's root mean square (log scale from 1e-17). Grey: what rounding may do.")
+        sentences = [f"{compared:,} tensors compared. Each mark is the error of a module's worst rank and tensor,"]
+        sentences.append("relative to the reference's root mean square (log scale from 1e-17). Grey: rounding errors.")
         if any(cell.is_wrong for cell in cells):
-            text.append("Red: an error beyond it.")
+            sentences.append("Red: larger errors.")
         if any(cell.is_part for cell in cells):
-            text.append("A thin mark beyond it: parts of a sum, or rows in another order, that are made whole later.")
-        text.append("Gradients of outputs are compared but for one factor, the scale of the loss.")
-        return " ".join(text)
+            sentences.append("A thin mark outside grey: partial sums, or rows in another order, which is no error.")
+        sentences.append("Gradients of outputs are compared up to one factor, the scale of the loss.")
+        return " ".join(sentences)
 
     def _cell(self, node: Node, phase: str) -> str:
-        """Return the track of a module's error, or of the largest one in it, which is hidden where these are shown."""
+        """Return the mark of a module's error, or of the largest one inside, which an opened row hides."""
         cell = node.worst(phase)
         if cell is None:
             return '<span class="dim">–</span>'
-        is_inside, is_here = phase not in node.cells, (node.path, phase) == (self._report.module, self._report.phase)
-        look = "num-track" + " num-inside" * is_inside + " num-here" * is_here
-        title = _spoken(cell, f"{phase}, largest inside" if is_inside else phase)
+        classes, where = ["num-track"], phase
+        if phase not in node.cells:
+            classes.append("num-inside")
+            where = f"{phase}, largest inside"
+        if (node.path, phase) == (self._report.module, self._report.phase):
+            classes.append("num-here")
         band = "rounding" if node is self._tree and phase == self._first_phase else ""
-        return f'<span class="{look}" title="{html.escape(title, longest=0)}">{_track(cell, band)}</span>'
+        title = html.escape(_spoken(cell, where), longest=0)
+        return f'<span class="{" ".join(classes)}" title="{title}">{_track(cell, band)}</span>'
 
     @property
     def _first_phase(self) -> str:
-        """First phase with errors, whose track names the band of rounding."""
+        """First phase with errors, in whose column the grey band is labeled."""
         return next((phase for phase in PHASES if self._tree.worst(phase) is not None), "")
 
     def _rows(self, node: Node, depth: int) -> Iterator[str]:
-        is_first = node.path == self._report.module
+        """Yield the HTML of a module and of the modules inside it; those around the first wrong tensor are open."""
+        first = self._report.module
         name = node.label if depth else self._report.model
         cells = "".join(self._cell(node, phase) for phase in PHASES)
         indent = f'<span class="num-name" style="padding-left:{min(depth, 8) * 10}px">{html.parted(name)}</span>'
-        mark = " num-first" if is_first else ""
+        mark = " num-first" if node.path == first else ""
         if not node.children:
             yield f'<div class="num-leaf{mark}">{indent}{cells}</div>'
             return
-        first = self._report.module
         holds = first is not None and (not node.path or first == node.path or first.startswith(f"{node.path}."))
         state = " open" if holds or not depth else ""
         yield f'<details class="num-node{mark}"{state}><summary>{indent}{cells}</summary>'
@@ -160,12 +164,12 @@ def _all_cells(node: Node) -> Iterator[ErrorCell]:
 
 
 def _scale() -> str:
-    labels = "".join(f'<i style="left:{_place(10.0**exponent):.3g}%">{label}</i>' for exponent, label in TICKS)
+    labels = "".join(f'<i style="left:{_place(10.0**exponent):.3g}%">{label}</i>' for exponent, label in _TICKS)
     return f'<span class="num-ticks">{labels}</span>'
 
 
 def _spoken(cell: ErrorCell, where: str) -> str:
-    """Return an error and what rounding may do as text."""
+    """Return an error as text, with the largest rounding error."""
     text = f"{where}: error {_number(cell.error)}, rounding up to {_number(cell.allowed)}"
     if cell.measured is not None and cell.rounding is not None:
         text += f"; in the program's own dtypes {_number(cell.measured)}, the reference {_number(cell.rounding)}"
@@ -173,12 +177,12 @@ def _spoken(cell: ErrorCell, where: str) -> str:
 
 
 def _track(cell: ErrorCell, band: str) -> str:
-    """Return the mark of an error on the band of what rounding may do; ``band``: text on it."""
-    kind, place = "num-wrong" if cell.is_wrong else "num-mark", f"{_place(cell.error):.3g}%"
-    shown = f'<b style="right:max(100% - {place},7px)">{_number(cell.error)}</b>' if cell.is_wrong else ""
+    """Return the mark of an error, on the grey band of rounding errors; ``band``: text on the band."""
+    mark, place = "num-wrong" if cell.is_wrong else "num-mark", f"{_place(cell.error):.3g}%"
+    label = f'<b style="right:max(100% - {place},7px)">{_number(cell.error)}</b>' if cell.is_wrong else ""
     return (
         f'<i class="num-band" style="width:{_place(cell.allowed):.3g}%"><em>{band}</em></i>'
-        f'<i class="{kind}" style="left:min({place},calc(100% - 7px))"></i>{shown}'
+        f'<i class="{mark}" style="left:min({place},calc(100% - 7px))"></i>{label}'
     )
 
 
@@ -186,8 +190,8 @@ def _place(error: float) -> float:
     """Return the position of an error on the scale, in percent."""
     if error <= 0:
         return 0.0
-    exponent = HIGHEST if math.isinf(error) or math.isnan(error) else math.log10(error)
-    return 100 * min(max((exponent - LOWEST) / (HIGHEST - LOWEST), 0.0), 1.0)
+    exponent = _HIGHEST if math.isinf(error) or math.isnan(error) else math.log10(error)
+    return 100 * min(max((exponent - _LOWEST) / (_HIGHEST - _LOWEST), 0.0), 1.0)
 
 
 def _number(error: float | None) -> str:
@@ -197,5 +201,5 @@ def _number(error: float | None) -> str:
 
 
 def _last_step(tensors: pl.DataFrame) -> int:
-    steps = tensors["step"].max()
-    return int(steps) if isinstance(steps, int) else 0
+    last = tensors["step"].max()
+    return last if isinstance(last, int) else 0

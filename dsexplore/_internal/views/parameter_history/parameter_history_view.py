@@ -16,8 +16,8 @@ from dsexplore._internal.views.sharding.sharding_view import ShardingView
 from dsexplore._internal.views.view import View
 
 _NOTE = (
-    "The computation between collectives is not recorded: moments without an op are concluded, used as its module ran, "
-    "freed as it is gathered again, and updated, with costs=True, as kernels of an optimizer ran. "
+    "Compute is not recorded, so moments without an op are inferred: the parameter is used when its module runs, freed "
+    "before it is gathered again, and, with costs=True, updated when kernels of an optimizer run. "
     "Bytes are {} of one rank in one step."
 )
 
@@ -31,7 +31,7 @@ class ParameterHistoryView(View):
         self._history = history
 
     def text(self) -> str:
-        """Return where the parameter lies, and a line per moment of it in the step."""
+        """Return how the parameter is sharded, and a line per moment of the step."""
         moments = [f"  {line}" for line in moment_lines(self._history)]
         return "\n".join(
             [_where(self._history), f"  {self._history.verdict()}", *moments, f"  ({_note(self._history)})"]
@@ -44,15 +44,14 @@ class ParameterHistoryView(View):
         return html.fragment(history_html(self._history)) + shards
 
     def explore(self) -> Any:
-        """Return the explorer of its trace with the parameter selected and its history shown; ``.selection`` is what
-        is sent for it."""
+        """Return the explorer of the trace with the parameter selected; ``.selection`` is what is sent for it."""
         explorer = Trace(self._history.tables).explore(sizes=self._history.sizes, tab="parameters")
         explorer.parameter(self._history.name)
         return explorer
 
 
 def history_html(history: ParameterHistory) -> str:
-    """Return where a parameter lies and a table of its moments, as HTML to embed in a page."""
+    """Return how a parameter is sharded, and a table of its moments, as HTML inside a `html.fragment`."""
     sizes = f"{history.sizes}_bytes"
     columns = (
         Column("", lambda moment: str(moment["number"])),
@@ -71,7 +70,8 @@ def history_html(history: ParameterHistory) -> str:
 
 
 def _note(history: ParameterHistory) -> str:
-    return _NOTE.format("those on the wire," if history.sizes == "wire" else "those of the whole message,")
+    """Return the note on what was inferred, and on the kind of bytes."""
+    return _NOTE.format("those on the wire" if history.sizes == "wire" else "those of whole messages")
 
 
 def shards_of(history: ParameterHistory) -> Sharding | None:
@@ -84,6 +84,7 @@ def shards_of(history: ParameterHistory) -> Sharding | None:
 
 
 def _where(history: ParameterHistory) -> str:
+    """Return shape, dtype, placements and bytes of the parameter, in one line."""
     row: dict[str, Any] = history.parameter
     shape = " × ".join(str(length) for length in row["global_shape"]) or "one number"
     held = f"{format_bytes(row['local_bytes'])} of {format_bytes(row['global_bytes'])} on each rank"
@@ -98,16 +99,16 @@ def moment_lines(history: ParameterHistory) -> list[str]:
     for number, moment in enumerate(history.moments.iter_rows(named=True), 1):
         text = f"{number}. {moment['what']} in {moment['phase']}"
         if moment["op"]:
-            over = f" over {moment['axis']}" if moment["axis"] else ""
-            why = _why(moment)
-            text += (
-                f": {moment['op']}{over}, {format_bytes(moment[f'{history.sizes}_bytes'])}{f' ({why})' if why else ''}"
-            )
-        lines.append(html.plain(text + (f", {moment['source']}" if moment["source"] else ""), longest=240))
+            axis = f" over {moment['axis']}" if moment["axis"] else ""
+            why = f" ({_why(moment)})" if _why(moment) else ""
+            text += f": {moment['op']}{axis}, {format_bytes(moment[f'{history.sizes}_bytes'])}{why}"
+        source = f", {moment['source']}" if moment["source"] else ""
+        lines.append(html.plain(text + source, longest=240))
     return lines
 
 
 def _why(moment: dict[str, Any]) -> str:
-    together = moment["with_parameters"]
-    others = f"{together:,} parameters together" if together and together > 1 else ""
-    return ", ".join(part for part in (moment["cause"], others) if part)
+    """Return the cause of a collective, and how many parameters it is for: ``DDP bucket, 12 parameters together``."""
+    count = moment["with_parameters"]
+    parameters = f"{count:,} parameters together" if count and count > 1 else ""
+    return ", ".join(filter(None, (moment["cause"], parameters)))

@@ -1,6 +1,6 @@
-"""The text that each rank of a cell printed and returned, labeled by rank; ranks with the same text share one.
+"""What each rank of a cell printed and returned, labeled by rank; ranks with the same text share a section.
 
-The section that holds the lowest rank is open, the others are collapsed. The middle of a long text is cut out.
+The section of the lowest rank is open, the others are collapsed. The middle of a long text is omitted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def together(texts: Mapping[int, RankText]) -> list[tuple[tuple[int, ...], RankT
     for rank, text in sorted(texts.items()):
         if text.output or text.value:
             ranks.setdefault(text, []).append(rank)
-    return [(tuple(those), text) for text, those in ranks.items()]
+    return [(tuple(ranks_of_text), text) for text, ranks_of_text in ranks.items()]
 
 
 def as_html(texts: Mapping[int, RankText]) -> str:
@@ -47,6 +47,7 @@ def as_html(texts: Mapping[int, RankText]) -> str:
 
 
 def _fold(ranks: tuple[int, ...], text: RankText, opened: bool) -> str:
+    """Return the section of the ranks that wrote a text."""
     printed = f"<pre>{html.escape(shortened(text.output.rstrip()), longest=0)}</pre>" if text.output.strip() else ""
     value = f'<pre class="value">{html.escape(shortened(text.value), longest=0)}</pre>' if text.value else ""
     state = " open" if opened else ""
@@ -64,7 +65,7 @@ def as_text(texts: Mapping[int, RankText]) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return at most about `MOST` characters of a text; of each line only what follows its last carriage return."""
+    """Return at most about `MOST` characters of a text; of each line, only those after its last carriage return."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")] if "\r" in text else [text]
     plain = "\n".join(lines)
     if len(plain) <= MOST:

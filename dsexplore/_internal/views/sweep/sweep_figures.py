@@ -1,4 +1,4 @@
-"""A sweep as plotly figures: heatmaps, rate by depth, latency by rate, parallel coordinates."""
+"""A sweep of a disk as plotly figures: heatmaps, rate by depth, latency by rate, parallel coordinates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from dsexplore._internal.views.page.charts import DASHES, color_scale, themed
 from dsexplore._internal.views.page.theme import FIGURE_TEXT, SERIES
 from dsexplore._internal.views.sweep.sweep_points import Point, cells, limit_of, points, thread_counts
 
-_LINES = SERIES[:5]
+_LINE_COLORS = SERIES[:5]
 
 
 def _heatmaps(result: SweepResult, direction: str) -> Any:
+    """Return GB/s by block size and queue depth, a heatmap per thread count."""
     from plotly.subplots import make_subplots
 
     counts = thread_counts(result, direction)
@@ -54,6 +55,7 @@ def _along_depth(result: SweepResult, direction: str, threads: int) -> list[Poin
 
 
 def _depth_curves(result: SweepResult, direction: str) -> Any:
+    """Return GB/s by queue depth with the fastest block size, a line per thread count, and the disk's limit."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -66,7 +68,7 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
             hovertemplate="%{customdata}<br>%{y:.2f} GB/s<extra></extra>",
             mode="lines+markers",
             name=format_count(count, "thread"),
-            line={"color": _LINES[at % len(_LINES)], "dash": DASHES[at % len(DASHES)]},
+            line={"color": _LINE_COLORS[at % len(_LINE_COLORS)], "dash": DASHES[at % len(DASHES)]},
         )
     if (limit := limit_of(result, direction)) is not None:
         figure.add_hline(limit[0] / 1e9, line_dash="dot", line_color=FIGURE_TEXT, annotation_text=limit[1])
@@ -77,6 +79,7 @@ def _depth_curves(result: SweepResult, direction: str) -> Any:
 
 
 def _latency_curves(result: SweepResult, direction: str) -> Any:
+    """Return the latency of a request by rate, two lines (p50, p99) per thread count, and the disk's limit."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -90,7 +93,7 @@ def _latency_curves(result: SweepResult, direction: str) -> Any:
                 hovertemplate="%{customdata}<br>%{x:.2f} GB/s, %{y:.2f} ms<extra></extra>",
                 mode="lines+markers",
                 name=f"{quantile}, {format_count(count, 'thread')}",
-                line={"color": _LINES[at % len(_LINES)], "dash": dash},
+                line={"color": _LINE_COLORS[at % len(_LINE_COLORS)], "dash": dash},
                 marker={"symbol": symbol, "size": 8},
             )
     if (limit := limit_of(result, direction)) is not None:
@@ -101,6 +104,7 @@ def _latency_curves(result: SweepResult, direction: str) -> Any:
 
 
 def _parallel(result: SweepResult, direction: str) -> Any:
+    """Return all settings as parallel coordinates, with rate and latency."""
     import plotly.graph_objects as go
 
     every = points(result, direction)
@@ -119,25 +123,33 @@ def _parallel(result: SweepResult, direction: str) -> Any:
         {"label": "p99 ms", "values": [p.p99 * 1e3 for p in every]},
     ]
     line = {"color": rates, "colorscale": color_scale(0.1), "showscale": True, "cmin": 0}
-    plain = {"shadow": "none"}  # else plotly surrounds letters with white, on a dark page too
+    plain = {"shadow": "none"}  # by default plotly surrounds letters with white, also on a dark page
     lines = go.Parcoords(dimensions=dimensions, line=line, labelfont=plain, tickfont=plain, rangefont=plain)
     figure = _titled(go.Figure(lines), result, direction)
-    return figure.update_layout(margin_t=110)  # the coordinates' names stand between the title and the lines
+    return figure.update_layout(margin_t=110)  # for the names of the coordinates
 
 
-def _steps(label: str, values: list[Any], steps: list[Any], write: Callable[[Any], str]) -> dict[str, Any]:
-    """Return a parallel coordinate whose values are equally spaced, whatever their size."""
+def _steps(label: str, values: list[Any], steps: list[Any], format_step: Callable[[Any], str]) -> dict[str, Any]:
+    """Return a parallel coordinate whose ``steps`` are equally spaced.
+
+    Args:
+        label: Name of the coordinate.
+        values: Value of each setting.
+        steps: Distinct values, in order.
+        format_step: Returns the text of a value.
+    """
     place = {step: at for at, step in enumerate(steps)}
     return {
         "label": label,
         "values": [place[value] for value in values],
         "tickvals": list(range(len(steps))),
-        "ticktext": [write(step) for step in steps],
+        "ticktext": [format_step(step) for step in steps],
         "range": [0, max(len(steps) - 1, 1)],
     }
 
 
 def _titled(figure: Any, result: SweepResult, direction: str) -> Any:
+    """Return the figure with the direction, the disk and the mode as its title."""
     title = html.escape(f"{direction}: {result.disk.label}, {result.conditions.mode} mode", longest=120)
     margin = {"l": 90, "r": 40, "t": 80, "b": 50}
     return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)

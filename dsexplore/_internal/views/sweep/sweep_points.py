@@ -1,6 +1,6 @@
-"""Measurements of a sweep as points: one per setting and direction, with medians over its slices.
+"""The measurements of a sweep as points, one per setting and direction.
 
-With several tensor sizes, a rate is the geometric mean over the sizes.
+A point has the medians over its slices. With several tensor sizes, its rate is the geometric mean over the sizes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ class Point:
     rate: float
     """Rate in bytes per second."""
     p50: float
+    """Median latency of a request in seconds."""
     p99: float
-    """Latencies in seconds."""
+    """Latency in seconds that 99 % of requests do not exceed."""
 
 
 def directions(result: SweepResult) -> list[str]:
@@ -64,11 +65,9 @@ def cells(result: SweepResult, direction: str, threads: int) -> dict[tuple[int, 
 
 
 def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
-    """Return (bytes per second, text) of the fastest reference in a direction or the mix, or None without one.
+    """Return (bytes per second, text) of the fastest reference in a direction or the mix; None without a reference.
 
     The text calls it the disk's limit only if no measured setting is faster.
-
-    The text calls it the disk's limit only where no measured setting is above it.
     """
     most: dict[str, float] = {}
     for reference in result.references:
@@ -78,6 +77,5 @@ def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
         return None
     rate = mix({operation: most[operation] for operation in wanted}, result.conditions.read_share)
     fastest = max((point.rate for point in points(result, direction)), default=0.0)
-    # a reference is a measurement too: what a setting has exceeded limits nothing
     what = "the disk's limit" if rate >= fastest else "the fastest other tool, which settings here exceed"
     return rate, f"{what}, {format_rate(rate)}"
