@@ -8,7 +8,7 @@ and the measured compute.
 
 A step's time is the slowest rank's, of a turn's rounds that which a quarter undercut, and of the turns the quietest, as
 it is for collectives. Printed are the predicted and the measured step, what is exposed in both, and the modules with
-most of it. Measured as exposed is how long traced steps stood still for their collectives, which includes waiting for a
+most of it. Measured as exposed is how long traced steps waited for their collectives, which includes waiting for a
 rank that is late.
 
 Goal: each step within 20 % of what is measured.

@@ -46,7 +46,7 @@ def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ended_by_bytes(monkeypatch: pytest.MonkeyPatch, short_slices: None) -> None:
-    """Sweeps that only what may be written ends, on slow disks and on even ones, too: their clock stands still, and
+    """Sweeps that only what may be written ends, on slow disks and on even ones, too: their clock does not run, and
     the finals find no interval narrow enough."""
     monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: 0.0))
     monkeypatch.setattr(search, "finals", partial(search.finals, width=0.0))

@@ -128,7 +128,7 @@ def test_exposed_time_is_that_of_calls_that_wait() -> None:
     none = trace_of(row(0, start=0, end=4 * ms, is_async=True))
     assert said(none)[-1].endswith("what of it compute hides is not known, as no call waits for its collective.")
     later = trace_of(row(0, start=0, end=4 * ms, is_async=True, waited=3 * ms))
-    assert said(later)[-1].endswith("for 3 ms of it the program stands still, exposed.")
+    assert said(later)[-1].endswith("for 3 ms of it the program waits, exposed.")
     assert not any("under way" in text for text in said(trace_of(row(0))))
 
 

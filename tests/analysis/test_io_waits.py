@@ -1,4 +1,4 @@
-"""For how long ranks stand still for their disk and their input, and that a late rank's reason is said if it is one."""
+"""For how long ranks wait for their disk and their input, and that a late rank's reason is said if it is one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_waits_are_summed_by_module_and_are_means_over_ranks() -> None:
     rows = io_waits(tables).select("op", "module", "count", "seconds").rows()
     assert rows == [("wait", "net.a", 2, pytest.approx(0.020)), ("wait", "net.b", 1, pytest.approx(0.002))]
     assert io_sentence(tables) == (
-        "A rank stands still for the disk for 22 ms of 1.2 s (2 %, mean of 2 ranks), in 3 waits; 20 ms of it in "
+        "A rank waits for the disk for 22 ms of 1.2 s (2 %, mean of 2 ranks), in 3 waits; 20 ms of it in "
         "2 waits in net.a (forward)."
     )
 
@@ -49,7 +49,7 @@ def test_the_late_ranks_reason_is_said(op: str, what: str) -> None:
     waits += [(0, op, "", i * 1000 - 20, i * 1000 - 15) for i in range(6)]
     sentence = Trace(with_waits(late_second(), waits)).skew().verdict()
     assert sentence.startswith("Rank 1 arrives 200 ms late at 6 of 6 all_reduces")
-    assert f"Before that it stands still for {what} for 185 ms, the others for 5 ms (medians)." in sentence
+    assert f"Before that it waits for {what} for 185 ms, the others for 5 ms (medians)." in sentence
 
 
 def test_collectives_that_follow_one_another_are_late_for_one_reason() -> None:
@@ -61,18 +61,18 @@ def test_collectives_that_follow_one_another_are_late_for_one_reason() -> None:
     waits: list[Wait] = [(1, "input", "", i * 1000 + 10, i * 1000 + 195) for i in range(6)]
     sentence = Trace(with_waits(tables, waits)).skew().verdict()
     assert "at 12 of 12" in sentence
-    assert "Before that it stands still for input for 185 ms, the others hardly (medians)." in sentence
+    assert "Before that it waits for input for 185 ms, the others hardly (medians)." in sentence
 
 
 def test_what_all_ranks_wait_for_makes_none_late() -> None:
     waits = [(1, "input", "", i * 1000 + 10, i * 1000 + 195) for i in range(6)]
     waits += [(0, "input", "", i * 1000 - 190, i * 1000 - 5) for i in range(6)]
-    assert "stands still" not in Trace(with_waits(late_second(), waits)).skew().verdict()
+    assert "it waits for" not in Trace(with_waits(late_second(), waits)).skew().verdict()
 
 
 def test_without_waits_nothing_is_said() -> None:
     assert io_sentence(late_second()) == ""
-    assert "stands still" not in Trace(late_second()).skew().verdict()
+    assert "it waits for" not in Trace(late_second()).skew().verdict()
 
 
 PROGRAM = """
@@ -98,5 +98,5 @@ def test_a_real_rank_whose_input_is_slow(tmp_path: Path) -> None:
     trace = dsexplore.load(tmp_path)
     sentence = trace.skew().verdict()
     assert "Rank 1 arrives" in sentence
-    assert "Before that it stands still for input for " in sentence
-    assert trace.timeline().lanes == ("rank 0", "rank 0 · stands still", "rank 1", "rank 1 · stands still")
+    assert "Before that it waits for input for " in sentence
+    assert trace.timeline().lanes == ("rank 0", "rank 0 · blocked", "rank 1", "rank 1 · blocked")

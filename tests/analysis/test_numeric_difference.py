@@ -45,7 +45,9 @@ def test_the_first_tensor_is_named_with_its_rank_and_what_it_looks_like(change: 
     before, after = run({}, {"rank": 1}, tail), run({}, {"rank": 1, **change}, {**tail, "norm": 9.0})
     found = difference(before, after)
     assert not found.same
-    assert found.verdict() == f"The values part first in forward of step 0, layers.0, in its output on rank 1: {looks}."
+    assert (
+        found.verdict() == f"The values first differ in forward of step 0, layers.0, in its output on rank 1: {looks}."
+    )
 
 
 def test_rounding_is_no_difference_but_is_said() -> None:

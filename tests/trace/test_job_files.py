@@ -41,7 +41,7 @@ def folder(tmp_path: Path, make: Make) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ((RUNNING, RUNNING), RUNNING),  # the others stood still, and saw it run: their launcher ended it
+        ((RUNNING, RUNNING), RUNNING),  # the others waited, and saw it run: their launcher ended it
         (("ended its block", RUNNING), RUNNING),
         ((RUNNING, "raised RuntimeError (Connection closed by peer)"), UNSAVED),
         ((), RUNNING),

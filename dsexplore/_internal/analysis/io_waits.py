@@ -47,7 +47,7 @@ def io_sentence(tables: Tables) -> str:
             continue
         total = float(of_op["seconds"].sum())
         text = (
-            f"{who} stands still for {what} for {format_seconds(total)} of {format_seconds(span)} "
+            f"{who} waits for {what} for {format_seconds(total)} of {format_seconds(span)} "
             f"({format_share(total, span)}{over})"
         )
         module, phase, count, seconds = of_op.select("module", "phase", "count", "seconds").row(0)
@@ -102,7 +102,7 @@ def reason_of_lateness(tables: Tables, late: LateRank) -> str:
         others = _median(waited.filter(~is_late, op=op), windows.filter(~is_late))
         if blocked - others > _EXPLAINS * late.late_by:
             theirs = f"the others for {format_seconds(others)}" if others >= 1e-6 else "the others hardly"
-            return f"Before that it stands still for {what} for {format_seconds(blocked)}, {theirs} (medians)."
+            return f"Before that it waits for {what} for {format_seconds(blocked)}, {theirs} (medians)."
     return ""
 
 

@@ -173,7 +173,7 @@ class NumericDifference(Result):
         ranks = f" on {format_ranks(row['ranks'])}" if self.by_rank else ""  # type: ignore[arg-type]
         if row["same"]:
             return f"The same but for rounding: bits differ first {place}{ranks}; no norm or mean of {tensors} does."
-        return f"The values part first {place}{ranks}: {_looks(row)}."
+        return f"The values first differ {place}{ranks}: {_looks(row)}."
 
     def lines(self) -> list[str]:
         """Return the verdict, and the first value of each run that is not finite."""

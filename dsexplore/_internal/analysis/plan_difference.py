@@ -134,7 +134,9 @@ class PlanDifference(Result):
         ]
         if rows.is_empty():
             if unknown:
-                yield DifferenceSentence("axes", f"A and B send the same as far as sizes are known{''.join(unknown)}.")
+                yield DifferenceSentence(
+                    "axes", f"A and B send the same, not counting unknown sizes{''.join(unknown)}."
+                )
             return
         in_steps = rows.filter(IN_STEPS)
         a, b = (float(side.to_frame()["wire_bytes"].sum()) for side in (self.before, self.after))
@@ -143,7 +145,7 @@ class PlanDifference(Result):
             for axis, size in _changes(in_steps, "axis").iter_rows()
             if abs(size) >= _LEAST_CHANGE
         ]
-        text = ("as far as sizes are known, " if unknown else "") + _compared(b - a, a, b)
+        text = ("not counting unknown sizes, " if unknown else "") + _compared(b - a, a, b)
         if len(changes) == 1 and abs(b - a) >= _LEAST_CHANGE:
             text += f", all on {changes[0][0]}"
         elif changes:

@@ -65,7 +65,7 @@ _TIMES: dict[Order, str] = {
 NO_MODULE = "outside any module"
 WAITING = "waiting"
 """Mark of the time in which a stage waits for others (the pipeline's bubble), or a stream for work."""
-DISK, STILL = "disk", "stands still"
+DISK, BLOCKED = "disk", "blocked"
 """Lanes and marks of reads and writes, and of the times for which these or the input block the program."""
 _MOST_IN_ROUNDS = 300_000
 """Maximum number of events that are placed in rounds, at 2 µs each; program order is used for more."""
@@ -220,7 +220,7 @@ def _add_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.Data
     earliest = events["start"].min()
     before = max(earliest - first, 0) if isinstance(earliest, int) else 0
     origin = min(first, earliest) if isinstance(earliest, int) else first
-    mark = pl.when(pl.col("op").is_in(["read", "write"])).then(pl.lit(DISK)).otherwise(pl.lit(STILL))
+    mark = pl.when(pl.col("op").is_in(["read", "write"])).then(pl.lit(DISK)).otherwise(pl.lit(BLOCKED))
     file = pl.col("path").str.split("/").list.last()
     words = (pl.col("op") + " " + file).str.strip_chars()
     added = io.select(
@@ -236,7 +236,7 @@ def _add_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.Data
         pl.lit(None, pl.String).alias("label"),
     ).cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
     shifted = spans.with_columns(pl.col("begin", "end") + before / 1e9)
-    marks = tuple(name for name in (DISK, STILL) if name in set(added["mark"]))
+    marks = tuple(name for name in (DISK, BLOCKED) if name in set(added["mark"]))
     return pl.concat([shifted, added]).sort("begin", maintain_order=True), marks
 
 
@@ -300,7 +300,7 @@ def _sorted_names(names: pl.Series, kind: str) -> tuple[str, ...]:
     The lanes of a rank's disk and of its waits follow its others.
     """
     place: dict[str, int] = {phase: i for i, phase in enumerate(schema.PHASES)} if kind == "phase" else {}
-    last = {DISK: len(place) + 1, STILL: len(place) + 2}
+    last = {DISK: len(place) + 1, BLOCKED: len(place) + 2}
 
     def key(name: str) -> tuple[int, int]:
         part = name.rpartition(" · ")[2]

@@ -33,7 +33,7 @@ class StepTimes:
         Args:
             is_async: whether all collectives were asynchronous, so that the program waits for them later.
         """
-        how = "stands still" if is_async else "waits in the call"
+        how = "waits" if is_async else "waits in the call"
         waits = (
             f"; for {format_seconds(self.exposed)} of it the program {how}, exposed"
             if self.exposed

@@ -180,8 +180,8 @@ def _place(comparison: Comparison, difference: FirstDifference, model: str) -> s
     what = place_of(difference.phase, difference.module, difference.name, model)
     ranks = "all ranks" if len(difference.ranks) == comparison.mesh.size > 1 else format_ranks(difference.ranks)
     return (
-        f"The numbers part first in {difference.phase} of step {difference.step}: {what}{size_of(difference.error)} on "
-        f"{ranks}."
+        f"The numbers first differ in {difference.phase} of step {difference.step}: "
+        f"{what}{size_of(difference.error)} on {ranks}."
     )
 
 

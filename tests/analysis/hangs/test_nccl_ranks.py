@@ -32,9 +32,9 @@ DATA = Path(__file__).parent / "data"
         (
             "exits",
             1,
-            "rank 1 did not come, as far as is known: ranks 0, 2, 3 wait for it in all_reduce (train.py:136, group "
+            "rank 1 did not come, probably: ranks 0, 2, 3 wait for it in all_reduce (train.py:136, group "
             "default, 4 KiB), collective 4 of group default; rank 1 left no record: it ended or stopped before that "
-            "call, or, should its file alone be lost, the device of one of those that wait stands still",
+            "call, or only its file is lost, and the device of a waiting rank has stalled",
         ),
         (
             "skipped",

@@ -354,7 +354,7 @@ def test_a_file_that_is_lost_does_not_hide_a_device_that_stops_where_times_were_
 
 
 def in_one_group(*, killed: int | None = None, stuck: int | None = None, **how: Any) -> HangReport:
-    """Sixteen ranks of FSDP of which one was killed, or the device of one stands still, at one call of theirs; rank 3
+    """Sixteen ranks of FSDP of which one was killed, or the device of one has stalled, at one call of theirs; rank 3
     has left no file."""
     programs, groups = JOBS["FSDP"]()
     at = programs[0].issued()[15]
@@ -366,10 +366,10 @@ def in_one_group(*, killed: int | None = None, stuck: int | None = None, **how: 
 def test_a_rank_that_was_killed_is_named_with_both_explanations_that_the_records_leave() -> None:
     found = in_one_group(killed=3)
     assert (found.culprits, found.reason) == ((3,), "did not come")
-    assert found.verdict().startswith("rank 3 did not come, as far as is known: ranks 0–2, 4–15 wait for it in ")
+    assert found.verdict().startswith("rank 3 did not come, probably: ranks 0–2, 4–15 wait for it in ")
     assert found.verdict().endswith(
         "rank 3 left no record: it ended or stopped before that call, "
-        "or, should its file alone be lost, the device of one of those that wait stands still"
+        "or only its file is lost, and the device of a waiting rank has stalled"
     )
 
 

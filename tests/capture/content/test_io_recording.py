@@ -110,13 +110,13 @@ def test_it_has_a_lane_and_a_sentence(handle: aio_handle, tmp_path: Path) -> Non
     trace = trained(handle, tmp_path)
     timeline = trace.timeline()
     assert timeline.order == "measured"
-    assert timeline.lanes == ("disk", "stands still")
+    assert timeline.lanes == ("disk", "blocked")
     assert set(timeline.marks) == set(timeline.lanes)
     waits = trace.io_waits()
     assert waits["count"].sum() == trace.io.filter(pl.col("op").is_in(["wait", "input"])).height
     (sentence,) = trace.headline().sentences
-    assert sentence.text.startswith("The program stands still for the disk for ")
-    assert "stands still for input for " in sentence.text
+    assert sentence.text.startswith("The program waits for the disk for ")
+    assert "waits for input for " in sentence.text
     assert timeline.verdict() == sentence.text
     assert sentence.text in trace._repr_mimebundle_()["text/plain"]
     assert "disk: 6 transfers, 96 KiB" in timeline._repr_mimebundle_()["text/plain"]

@@ -1,4 +1,4 @@
-"""How long a program stands still for a functional collective, seen in front of ``wait_tensor``."""
+"""How long a program waits for a functional collective, seen in front of ``wait_tensor``."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_page_says_how_long_a_step_took_and_whether_that_was_predicted(simul
 
 
 def test_a_wait_that_nobody_recorded_is_unknown(simulated: Trace, tmp_path: Path) -> None:
-    """Of an asynchronous collective for which no call waits it is not known how long the program stood still."""
+    """Of an asynchronous collective for which no call waits it is not known how long the program waited."""
     trace = measured(simulated, 3)
     unseen = trace.events.with_columns(is_async=pl.lit(True), waited=pl.lit(None, pl.Int64))
     trace = Trace(replace(trace.tables, events=unseen))

@@ -47,7 +47,7 @@ def test_the_first_place_is_said_and_open() -> None:
     shown = report(0.1)
     page = shown._repr_mimebundle_()["text/html"]
     assert shown.module == "layers.0.mlp<b>"
-    assert '<p class="verdict">The numbers part first in forward of step 0' in page
+    assert '<p class="verdict">The numbers first differ in forward of step 0' in page
     assert "reason unknown" in page
     assert len(re.findall("<details[^>]* open", page)) >= 2  # the model, and what holds the module
     assert re.search(r'num-first">.*?mlp', page)

@@ -52,7 +52,7 @@ SIDE_BY_SIDE = {
     "memory": [mark.color for mark in theme.MEMORY.values()],
     "ops": [mark.color for mark in theme._OPS.values()],
     "parts of a predicted step": list(PART_COLORS.values()),
-    "waiting, disk and standing still": [theme.SHADE, WAITS.fill, *(color.fill for color in _IO.values())],
+    "waiting, disk and blocked": [theme.SHADE, WAITS.fill, *(color.fill for color in _IO.values())],
 }
 
 

@@ -119,7 +119,7 @@ def _missing_record_text(job: JobCalls, blame: Blame, first: Instance, waits: st
     """Say all that may have happened to ranks without a record, by the records of the others."""
     accused = blame.culprits or blame.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_evidence]
-    it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
+    it = "it" if len(unseen) == 1 else "they"
     absent, no_file = f"{format_ranks(accused)} did not come", f"{waits}; {format_ranks(unseen)} left"
     if not blame.culprits:
         which = f"which does not say where {it} stopped nor, as {it} are most of the ranks, which of them stopped first"
@@ -128,8 +128,9 @@ def _missing_record_text(job: JobCalls, blame: Blame, first: Instance, waits: st
         return f"{absent}: {no_file} nothing but an empty file, which does not say where {it} stopped"
     if all(call.state == "started" for call in first.pending):
         return f"{absent}: {no_file} no record, and the devices of all that wait have begun that call"
-    other = f"or, should {its} alone be lost, the device of one of those that wait stands still"
-    return f"{absent}, as far as is known: {no_file} no record: {it} ended or stopped before that call, {other}"
+    lost = "its file is" if len(unseen) == 1 else "their files are"
+    other = f"or only {lost} lost, and the device of a waiting rank has stalled"
+    return f"{absent}, probably: {no_file} no record: {it} ended or stopped before that call, {other}"
 
 
 def _suspects_text(blame: Blame) -> list[str]:

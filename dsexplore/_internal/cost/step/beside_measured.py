@@ -65,7 +65,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "exposed": pl.Float64(),  # predicted, with its range
     "exposed_low": pl.Float64(),
     "exposed_high": pl.Float64(),
-    "exposed_measured": pl.Float64(),  # seconds for which the program stood still for collectives; null: unknown
+    "exposed_measured": pl.Float64(),  # seconds for which the program waited for collectives; null: unknown
     "compute": pl.Float64(),  # predicted, with what the CPU makes the GPU wait for
     "between_measured": pl.Float64(),  # seconds between two collectives, of the module that called the second one
     "off": pl.Float64(),  # predicted less measured: exposed + compute; null where one of these is unknown
@@ -156,7 +156,7 @@ def _measured(events: pl.DataFrame) -> pl.DataFrame:
     lasted = (pl.col("end") - pl.col("start")) / 1e9
     stood = pl.when(pl.col("is_async")).then(pl.col("waited") / 1e9).otherwise(lasted)
     timed = events.sort("seq").with_columns(communication_measured=lasted.fill_null(0.0), exposed_measured=stood)
-    # What the program did not stand still for, since the collective before was called.
+    # What the program did not wait for, since the collective before was called.
     since = (pl.col("start") - pl.col("start").shift(1).over("step")) / 1e9
     before = pl.col("exposed_measured").fill_null(0.0).shift(1).over("step")
     between = (since - before).clip(lower_bound=0.0).fill_null(0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsexplore._internal.analysis.step_timeline import DISK, STILL, WAITING, Timeline
+from dsexplore._internal.analysis.step_timeline import BLOCKED, DISK, WAITING, Timeline
 from dsexplore._internal.views.page import html, theme
 from dsexplore._internal.views.page.theme import GREY, SERIES, axis_mark, phase_mark
 
@@ -32,7 +32,10 @@ class Color:
 
 
 _GAPS = {WAITING: Color(WAITING, "–", theme.WAITING, "#000")}
-_IO = {DISK: Color(DISK, "d", SERIES[6], theme.text_color_on(SERIES[6])), STILL: Color(STILL, "s", theme.ALARM, "#fff")}
+_IO = {
+    DISK: Color(DISK, "d", SERIES[6], theme.text_color_on(SERIES[6])),
+    BLOCKED: Color(BLOCKED, "b", theme.ALARM, "#fff"),
+}
 WAITS = Color("waiting for a rank that comes later", "–", theme.WAITING, "#000")
 """Color of the part of a measured collective in which a rank waits."""
 LATE = Color("late", "+", theme.ALARM, "#fff")
