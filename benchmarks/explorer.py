@@ -25,7 +25,8 @@ from docs import pictured_programs
 from dsexplore._internal.trace import schema
 from dsexplore._internal.trace.tables import Tables, TraceInfo
 from dsexplore._internal.trace.trace import Trace
-from tests.browser.conftest import ARGUMENTS, chromium, running_lab
+from tests.browser.conftest import ARGUMENTS, chromium
+from tests.browser.jupyter_lab import running_lab
 
 PARTS = ("attn", "attn.q", "attn.k", "attn.v", "attn.o", "mlp", "mlp.up", "mlp.gate", "mlp.down")
 GOALS = {"ready": 1.5, "interaction": 0.1, "sent": 1.0, "static view": 90e3}

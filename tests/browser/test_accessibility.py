@@ -149,7 +149,7 @@ CUT = """async () => {
   }
   return cut;
 }"""
-"""What a narrow page cuts off without an ellipsis, a scroll bar, and a key that scrolls; and words broken in two."""
+"""Texts that a narrow page cuts off without an ellipsis or a way to scroll, and words that are broken."""
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def narrow(browser: Any, chromium_arguments: dict[str, Any]) -> Iterator[Any]:
 def test_at_200_percent_and_800_wide_nothing_is_cut_off_without_a_cue(
     narrow: Any, shown: dict[str, Any], explorers: dict[str, Any], tmp_path: Path
 ) -> None:
-    """A window of 1280 pixels at 200 % is one of 640 to the page."""
+    """At 200 %, a window of 1280 pixels is 640 pixels wide for the page."""
     found = {}
     for name, one in {**shown, **explorers}.items():
         for width in (640, 800):

@@ -1,4 +1,4 @@
-"""The gallery's rules, on a sample of its views: nothing cut off, no labels on one another, no faint marks.
+"""The gallery's rules, on a sample of its views: nothing cut off, no overlapping labels, no faint marks.
 
 Modules: ``views/``.
 
@@ -37,7 +37,7 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], An
 
 @pytest.fixture(scope="module")
 def with_bars(browser: Any, chromium_arguments: dict[str, Any]) -> Iterator[Any]:
-    """A browser whose scroll bars are drawn, as those of people's browsers are."""
+    """Yield a browser that draws scroll bars, as people's browsers do."""
     opened = browser.browser_type.launch(
         **chromium_arguments, ignore_default_args=["--hide-scrollbars"], timeout=180_000
     )

@@ -191,7 +191,7 @@ def answered(page: Any) -> None:
 
 
 def test_quick_choices_and_a_held_key_are_all_answered(lab: Any, page: Any, explored: str) -> None:
-    """Of messages that wait ipywidgets keeps one, which has the number of the last."""
+    """ipywidgets keeps only one of the waiting messages, which has the number of the last."""
     opened(lab, page, "quick.ipynb", explored)
     page.evaluate("""() => {
       const list = document.querySelector(".dsx-explorer select");
@@ -214,7 +214,7 @@ def test_quick_choices_and_a_held_key_are_all_answered(lab: Any, page: Any, expl
 
 
 def test_after_a_restart_tree_filters_and_status_line_agree(lab: Any, page: Any, explored: str) -> None:
-    """What the kernel had not come to is taken back, and nothing that it had answered."""
+    """Changes that the kernel has not handled are undone, and those that it has answered are kept."""
     opened(lab, page, "restarted.ipynb", explored)
     row(page, "[0–2, 4–7]").click()
     row(page, "up").click()

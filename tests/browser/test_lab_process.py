@@ -20,7 +20,7 @@ RUN = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from tests.browser.conftest import running_lab
+from tests.browser.jupyter_lab import running_lab
 
 def made(name):
     path = Path(sys.argv[1]) / name

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import LONG, ROOT, WITH_US, Lab
+from tests.browser.jupyter_lab import LONG, ROOT, WITH_US, Lab
 
 pytestmark = pytest.mark.browser
 

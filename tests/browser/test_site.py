@@ -37,7 +37,7 @@ QUESTIONS = {
     "pytest count of collectives": "assert_communication_in_tests",
     "exercises for students": "teach_with_it",
 }
-"""What a person types → the how-to page that answers it, under another title."""
+"""{search text: title of the how-to page that answers it}."""
 PAGES = ("index.html", "howto/will_it_fit.html", "errors.html", "lessons.html", "lessons/5_pipelines.html")
 
 

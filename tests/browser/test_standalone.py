@@ -237,7 +237,7 @@ async () => {
 
 
 def test_a_choice_is_laid_out_once_when_all_parts_show_it(page: Any, tmp_path: Path, make_layered: Any) -> None:
-    """The browser lays the page out while it waits for the screen's next frame."""
+    """The browser lays out the page while it waits for the next frame."""
     trace = make_layered(8, odd=3)
     show(page, trace, tmp_path)
     explorer = trace.explore()

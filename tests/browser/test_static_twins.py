@@ -1,4 +1,4 @@
-"""Of a live view and its static twin one is seen, however many a notebook has: in JupyterLab, and in a bare page.
+"""Either a live view or its static twin is visible, for any number of them: in JupyterLab, and in a bare page.
 
 Modules: ``views/widgets/live.py``.
 """
@@ -40,7 +40,7 @@ SEEN = """() => [...document.querySelectorAll('.jp-CodeCell')].slice(1).map((cel
 
 @dataclass
 class Run:
-    """What JupyterLab showed of the notebook while a kernel answered, and the file that it saved then."""
+    """Return what JupyterLab showed of the notebook while a kernel answered, and the file that it saved then."""
 
     seen: list[list[int]]
     errors: list[str]
@@ -109,7 +109,7 @@ BrowserType.launch = partialmethod(BrowserType.launch, executable_path=sys.argv[
 document, _ = WebPDFExporter(disable_sandbox=True).from_filename(sys.argv[2])
 open(sys.argv[3], "wb").write(document)
 """
-"""What ``nbconvert --to webpdf`` does, with the Chromium that is there; prints what its page shows and asks for."""
+"""Does the same as ``nbconvert --to webpdf`` with the installed Chromium; prints what its page shows and requests."""
 
 
 def test_printed_as_a_pdf_each_twin_is_seen(notebook: Run, tmp_path: Path) -> None:

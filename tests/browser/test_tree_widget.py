@@ -223,7 +223,7 @@ async () => {
 def test_a_bar_is_set_only_where_it_would_look_different(
     draw: Callable[..., Any], trace_of_names: Callable[..., Trace]
 ) -> None:
-    """The browser takes milliseconds to style and lay out the bars in sight; among many modules none need change."""
+    """Styling and layout of visible bars take the browser milliseconds; most filters change none of them."""
     trace = trace_of_names([f"m{i}" for i in range(1000)])
     page = draw(Trace(replace(trace.tables, events=trace.events.with_columns(axis=pl.lit("dp")))))
     small = page.evaluate("Math.round(100 / document.querySelector('.dsx-body .thin').offsetWidth)")

@@ -21,13 +21,13 @@ from tests.cost.step.test_predicted_timeline import pipeline
 from tests.views import traces
 
 DROPPED = ("style", "script", "svg", "title")
-"""Elements of which GitHub shows nothing."""
+"""Elements that GitHub removes with their content."""
 INLINE = ("span", "b", "i", "s", "a", "button", "label", "small")
 """Elements that a browser without our style sets beside one another in a line."""
 
 
 class Sanitized(HTMLParser):
-    """The text of a page of which style, scripts and drawings are removed; lists what runs together in a line."""
+    """Collects the text of a page without style, scripts and drawings, and words that run together in a line."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Sanitized(HTMLParser):
 
 
 def log() -> Any:
-    """What the log of two calls shows."""
+    """Return the HTML of a log of two calls."""
     kept = CommsLogger(CommsLoggerConfig(enabled=True), epoch=0)
     for op in ("all_reduce", "all_gather"):
         kept.append(op, op, latency=4.0, msg_size=8_000_000, group_size=8)
@@ -66,7 +66,7 @@ def log() -> Any:
 
 
 def alone() -> Any:
-    """A trace of a model that sends nothing."""
+    """Return the HTML of a trace of a model that sends nothing."""
     with dsexplore.simulate(2), dsexplore.commtrace(costs=True) as trace:
         nn.Linear(4, 4)(torch.ones(2, 4))
     return trace

@@ -1,4 +1,4 @@
-"""What a sweep of collectives and a calibration look like: text, page, figures, explorer.
+"""Views of a sweep of collectives and of a calibration: text, page, figures, explorer.
 
 Modules: ``views/comm_sweep/``.
 """

@@ -1,4 +1,4 @@
-"""What a `CheckpointCost` looks like.
+"""The view of a `CheckpointCost`.
 
 Modules: ``views/disk/disk_views.py``.
 """

@@ -1,4 +1,4 @@
-"""What a `FeedingResult` looks like.
+"""The view of a `FeedingResult`.
 
 Modules: ``views/disk/disk_views.py``.
 """

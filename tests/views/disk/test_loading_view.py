@@ -1,4 +1,4 @@
-"""What a `LoadingResult` looks like.
+"""The view of a `LoadingResult`.
 
 Modules: ``views/disk/disk_views.py``.
 """

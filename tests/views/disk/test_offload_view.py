@@ -1,4 +1,4 @@
-"""What an `OffloadCost` looks like.
+"""The view of an `OffloadCost`.
 
 Modules: ``views/disk/disk_views.py``.
 """

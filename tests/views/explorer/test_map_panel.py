@@ -1,4 +1,4 @@
-"""The explorer's world map, made of events that were added up before, against the same made of each event."""
+"""The explorer's world map made from sums of events equals the one made from each event."""
 
 from __future__ import annotations
 

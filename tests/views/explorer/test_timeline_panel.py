@@ -1,4 +1,4 @@
-"""The explorer's timeline, drawn of spans that were added up before, against the same drawn of each span."""
+"""The explorer's timeline drawn from sums of spans equals the one drawn from each span."""
 
 from __future__ import annotations
 

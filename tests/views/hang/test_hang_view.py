@@ -1,4 +1,4 @@
-"""What a `HangReport` looks like."""
+"""The view of a `HangReport`."""
 
 from __future__ import annotations
 

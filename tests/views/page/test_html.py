@@ -1,4 +1,4 @@
-"""Text made fit for a page."""
+"""Escaping, shortening and breaking of names for a page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SELECTORS = re.compile(r"(?:^|[{},;/])([^{},;@/]*)(?=[{,])", re.M)
 _CLASS = re.compile(r"\.([A-Za-z][\w-]*)")
 _ATTRIBUTE, _NAME = re.compile(r"class=\\?[\"']([^\"'>]*)"), re.compile(r"[\w-]+")
 _LONGEST_NAMES = 40
-"""Letters of a string that may be a list of classes; of a longer one, those in ``class=`` count."""
+"""Maximal length of a string that may be a list of classes; in longer strings only ``class=`` is searched."""
 _NOT_OURS = ("jp-", "lm-", "widget-", "marimo-", "plotly", "js-plotly", "main-svg")
 
 

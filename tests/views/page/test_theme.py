@@ -111,7 +111,7 @@ def contrast(one: str, other: str) -> float:
     ],
 )
 def test_the_difference_is_that_of_the_published_examples(one: Matrix, other: Matrix, difference: float) -> None:
-    """Of Sharma, Wu and Dalal's table 1."""
+    """The pairs are those of Sharma, Wu and Dalal's table 1."""
     assert ciede2000(np.array(one), np.array(other)) == pytest.approx(difference, abs=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_colors_side_by_side_are_told_apart(used: str, sight: str, matrix: Matri
 
 
 def test_red_and_green_of_one_lightness_would_be_found() -> None:
-    """The test above can fail: these differ for usual eyes alone."""
+    """The test above can fail: red and green differ only for usual eyes."""
     red, green = linear("#c0504d"), linear("#71843b")
     assert ciede2000(lab(red), lab(green)) > 40
     deutan = np.array(MACHADO["deutan"])
@@ -190,7 +190,7 @@ def test_an_unknown_name_has_one_color_in_every_session() -> None:
 
 
 def test_marks_are_flat() -> None:
-    """A hatch on a thin mark is noise; letters tell marks apart where colors do not."""
+    """Thin marks are too small for a hatch; letters tell them apart where colors do not."""
     styles = (style.AXIS_STYLE, drawings.STYLE, prediction_tables.STYLE, shard_picture.STYLE, diff_tree.STYLE)
     rules = re.findall(r"[^{}]*{[^{}]*}", "".join(styles))
     assert [rule for rule in rules if "repeating-" in rule and ".fold::after" not in rule] == []

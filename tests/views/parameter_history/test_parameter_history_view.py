@@ -54,7 +54,7 @@ def test_the_page_has_the_moments_and_the_picture(history: ParameterHistory) -> 
 
 
 def test_an_axis_has_one_color_alone_and_in_the_explorer() -> None:
-    """The mesh has dp first, and tp sends more."""
+    """The first mesh axis is dp, but tp sends more."""
     with dsexplore.simulate(mesh="dp=2,tp=2") as mesh, dsexplore.commtrace() as trace:
         model = nn.Sequential(nn.Linear(8, 8, bias=False))
         parallelize_module(model, mesh["tp"], {"0": RowwiseParallel(input_layouts=Replicate())})

@@ -1,4 +1,4 @@
-"""What ranks wrote, under their labels."""
+"""Texts that ranks wrote, labeled with their ranks."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_the_outermost_cut_comes_first_though_the_mesh_names_it_last() -> None:
 
 
 def test_an_inner_run_ends_where_an_outer_axis_cuts() -> None:
-    """Of 2 rows on each dp coordinate, tp of 4 gives one row to each of its first two: the others hold nothing."""
+    """With 2 rows per dp coordinate, the first two of 4 tp ranks hold a row each, and the others nothing."""
     _, inner = cuts_of((2, 4), "S(0), S(0)", "dp=2,tp=4")
     assert runs(inner) == [(0, 1, (0, 1)), (1, 2, (0, 1))]
 

@@ -1,4 +1,4 @@
-"""Ranks as buttons: which are drawn of very many, and that each lights exactly what it holds."""
+"""Ranks as buttons: those drawn of a large mesh, and the shards that each highlights."""
 
 from __future__ import annotations
 

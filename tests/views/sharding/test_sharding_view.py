@@ -1,4 +1,4 @@
-"""Pictures of shardings: what stands where, for any tensor and mesh, and that names stay text."""
+"""Pictures of shardings: position and size of shards for any tensor and mesh, and names as text."""
 
 from __future__ import annotations
 

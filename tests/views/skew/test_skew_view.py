@@ -1,4 +1,4 @@
-"""The view of who waits for whom: the sentence, a lane per rank, and what it says where there are no times."""
+"""The view of a skew: verdict, a lane per rank, and a sentence where there are no times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_largest_lateness_has_a_label_where_not_all_have_space() -> None:
 
 
 def test_waiting_and_transfer_stand_side_by_side() -> None:
-    """Each waiting is as long as lateness, each transfer begins where it ends, and the lanes end with the last one."""
+    """Each transfer begins where its waiting ends, and the lanes end with the last transfer."""
     shown = html_of(Skew(LATE.trace()))
     first = shown.partition('aria-label="rank 0')[2].partition("</svg>")[0]
     waiting, transfers = (

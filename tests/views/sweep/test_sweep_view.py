@@ -1,4 +1,4 @@
-"""What a sweep looks like: text, static page, figures, explorer."""
+"""The view of a sweep of a disk: text, static page, figures, explorer."""
 
 from __future__ import annotations
 

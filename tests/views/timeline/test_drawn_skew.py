@@ -1,4 +1,4 @@
-"""What a live timeline draws of waiting and of late ranks, of measured traces and of others."""
+"""A live timeline draws waiting and late ranks of measured traces, and neither of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a live timeline draws of the events that other parts let through."""
+"""A live timeline draws only the events that filters of other parts let pass."""
 
 from __future__ import annotations
 

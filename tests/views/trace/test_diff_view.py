@@ -155,7 +155,7 @@ def test_it_says_in_what_the_programs_differ(traces: ModuleType) -> None:
 
 
 def test_less_on_the_wire_is_not_called_more(traces: ModuleType) -> None:
-    """A plan that gathers more in messages, but in smaller groups, sends less."""
+    """More bytes in messages to smaller groups can be fewer bytes on the wire."""
 
     def plan(*sent: tuple[int, int]) -> Trace:
         rows = [traces.event("Net", i, message_bytes=m, wire_bytes=w) for i, (m, w) in enumerate(sent)]

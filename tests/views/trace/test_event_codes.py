@@ -1,4 +1,4 @@
-"""What is counted from codes, against the same counted by polars from the events."""
+"""Sums from codes equal those that polars computes from the events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums by module, axis and phase against sums that polars makes."""
+"""Sums by module, axis and phase equal those that polars computes."""
 
 from __future__ import annotations
 

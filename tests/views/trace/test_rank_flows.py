@@ -1,4 +1,4 @@
-"""Bytes from recorded ranks to their peers, against sums made another way."""
+"""Bytes from recorded ranks to their peers equal the same sums computed in another way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers behind the drawings, against sums made another way."""
+"""Sums for figures and sections equal the same sums computed in another way."""
 
 from __future__ import annotations
 
