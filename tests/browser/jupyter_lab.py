@@ -129,7 +129,7 @@ class Lab:
         assert error is None, error.inner_text()
 
     def evaluate(self, page: Any, expression: str) -> Any:
-        """Evaluate a Python expression in the open notebook's kernel, through JSON, after all earlier changes of the page.
+        """Evaluate a Python expression in the open notebook's kernel, through JSON, after all changes of the page.
 
         While the kernel handles a message of a widget, ipywidgets holds the next one back. The first request is
         answered after that, so the second one is behind all messages.
