@@ -26,8 +26,8 @@ _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _ORDER = ("hardware", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
 
 
-def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Callable[[Prediction], str]) -> LiveBox:
-    """Return controls above a figure and the tables; ``explorer.prediction`` is the prediction shown.
+class PredictionExplorer(LiveBox):
+    """Controls above a figure and the tables of a prediction; `prediction` is the one that is shown.
 
     Args:
         prediction: Prediction to start with.
@@ -35,45 +35,49 @@ def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Ca
         twin: Static view of the prediction.
         below: Returns the HTML of a prediction's tables.
     """
-    box = LiveBox(twin)
-    conditions = _conditions(prediction)
-    defaults = {name: control.value for name, control in conditions.items()}
-    kind = ipywidgets.Dropdown(options=kinds, description="picture")
-    message, tables = ipywidgets.HTML(), ipywidgets.HTML(layout={"width": "100%"})
-    tables.add_class("dsx-beside-controls")
-    picture = PlotWidget(on_event=lambda _event: None)
 
-    def draw(_: Any = None) -> None:
-        figure = getattr(prediction_figures, kind.value)(box.prediction)
-        picture.show_figure(figure, f"{kind.value}, predicted")
+    def __init__(
+        self, prediction: Prediction, kinds: Sequence[str], twin: View, below: Callable[[Prediction], str]
+    ) -> None:
+        super().__init__(twin)
+        self.prediction = self._traced = prediction
+        self._below = below
+        self._conditions = _conditions(prediction)
+        self._defaults = {name: control.value for name, control in self._conditions.items()}
+        self._kind = Dropdown(options=kinds, description="picture")
+        self.controls = {**self._conditions, "picture": self._kind}
+        self.message, self._tables = ipywidgets.HTML(), ipywidgets.HTML(layout={"width": "100%"})
+        self._tables.add_class("dsx-beside-controls")
+        self._picture = PlotWidget(on_event=lambda _event: None)
+        for control in self._conditions.values():
+            control.observe(lambda _: self._predict(), "value")
+        self._kind.observe(lambda _: self._draw(), "value")
+        controls = ipywidgets.HBox([self.controls[name] for name in _ORDER], layout={"flex_flow": "row wrap"})
+        self.children = [controls, self.message, self._picture, self._tables]
+        self._predict()
 
-    def predict(_: Any = None) -> None:
-        chosen = {name: control.value for name, control in conditions.items()}
+    def _draw(self) -> None:
+        """Draw the figure of the prediction."""
+        kind = self._kind.value
+        self._picture.show_figure(getattr(prediction_figures, kind)(self.prediction), f"{kind}, predicted")
+
+    def _predict(self) -> None:
+        """Predict the step with the values of the controls, or show why that is impossible."""
+        traced, chosen = self._traced, {name: control.value for name, control in self._conditions.items()}
+        change_text = "as it was traced" if chosen == self._defaults else ""
         chosen["compiled"] = _COMPILED[chosen["compiled"]]
-        if chosen["hardware"] == prediction.cluster.name:
-            chosen["hardware"] = prediction.cluster
+        if chosen["hardware"] == traced.cluster.name:
+            chosen["hardware"] = traced.cluster
         try:
-            box.prediction = prediction.what_if(**chosen)
+            self.prediction = traced.what_if(**chosen)
         except UsageError as error:
-            message.value = f'<span class="dsx">{html.escape(error, longest=400)}</span>'
+            self.message.value = f'<span class="dsx">{html.escape(error, longest=400)}</span>'
             return
-        change = box.prediction.step.expected / prediction.step.expected - 1
-        is_default = all(control.value == defaults[name] for name, control in conditions.items())
-        beside = "as it was traced" if is_default else f"{format_change(change)}, without a new trace"
-        message.value = html.prose(f"{box.prediction.step} per step, {beside}", longest=0)
-        tables.value = below(box.prediction)
-        draw()
-
-    for control in conditions.values():
-        control.observe(predict, "value")
-    kind.observe(draw, "value")
-    box.controls = {**conditions, "picture": kind}
-    box.message = message
-    box.prediction = prediction
-    controls = ipywidgets.HBox([box.controls[name] for name in _ORDER], layout={"flex_flow": "row wrap"})
-    box.children = [controls, message, picture, tables]
-    predict()
-    return box
+        change = self.prediction.step.expected / traced.step.expected - 1
+        change_text = change_text or f"{format_change(change)}, without a new trace"
+        self.message.value = html.prose(f"{self.prediction.step} per step, {change_text}", longest=0)
+        self._tables.value = self._below(self.prediction)
+        self._draw()
 
 
 def _conditions(prediction: Prediction) -> dict[str, Any]:

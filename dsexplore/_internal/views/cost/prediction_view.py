@@ -136,7 +136,9 @@ class PredictionView(ResultView[Prediction]):
 
     def explore(self) -> Any:
         """Return controls for the arguments of `Prediction.what_if`: cluster, overlap, kernels, batch and so on."""
-        from dsexplore._internal.views.cost.prediction_explorer import explorer
+        from dsexplore._internal.views.cost.prediction_explorer import PredictionExplorer
 
         kinds = [kind for kind in KINDS if kind != "stages" or self.result.schedule is not None]
-        return explorer(self.result, kinds, self, lambda prediction: PredictionView(prediction).html_below_controls())
+        return PredictionExplorer(
+            self.result, kinds, twin=self, below=lambda prediction: PredictionView(prediction).html_below_controls()
+        )

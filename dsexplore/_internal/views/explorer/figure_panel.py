@@ -106,9 +106,8 @@ class FigurePanel:
         place, axis = (str(name) for name in click["customdata"])
         cells = [cell for row in self._spec["data"][0]["customdata"] for cell in row]
         named = {row for row, _ in cells}, {column for _, column in cells}
-        mask = self._codes.at_place(
-            None if place == tally.OTHERS else place, None if axis == tally.OTHERS else axis, others=named
-        )
+        one_place, one_axis = (None if name == tally.OTHERS else name for name in (place, axis))
+        mask = self._codes.at_place(one_place, one_axis, others=named)
         return Pick(shown & mask, f"{place} on {axis}")
 
     def _of_op(self, shown: Mask, click: Click) -> Pick:

@@ -78,6 +78,7 @@ class NameSearch:
         return list(self._find_others())
 
     def _find_others(self) -> Iterator[Hit]:
+        """Yield the values of filters, then parameters, then source lines."""
         codes = self._codes
         for facet, texts in menus(codes):
             assert isinstance(facet, str)

@@ -274,6 +274,7 @@ def _limits(figure: Any) -> Iterator[_Limit]:
 
 
 def _limit_html(limit: _Limit, x_scale: _Scale, y_scale: _Scale) -> str:
+    """Return the line of a limit, with its annotation."""
     text = html.escape(limit.text)
     if limit.is_vertical:
         x = f"{x_scale.at(limit.at)}%"

@@ -57,9 +57,7 @@ class PanelDrawing:
         cards = [(p, axis) for p, axis in wholes for _ in range(min(axis.size, _MOST_SHEETS) - 1)]
         behind_px = 5 * len(cards)
         empty = self._empty(left, top + frame.height + behind_px + 6) if with_empty else ""
-        width = max(
-            left + frame.width + behind_px + 46, left + _DIGIT * len(self._head()), left + _NOTHING * bool(empty)
-        )
+        width = left + max(frame.width + behind_px + 46, _DIGIT * len(self._head()), _NOTHING if empty else 0)
         room = f"width:{width:.0f}px;height:{top + frame.height + behind_px + 10 + (22 if empty else 0):.0f}px"
         size = f"width:{frame.width:.1f}px;height:{frame.height:.1f}px"
         behind = "".join(
@@ -130,6 +128,7 @@ class PanelDrawing:
     # Parts as HTML
 
     def _blocks(self) -> str:
+        """Return the boxes of all blocks, each with its tooltip."""
         down, across = orders(self.panel)
         drawn_blocks = []
         for block in self.panel.blocks:
@@ -143,6 +142,7 @@ class PanelDrawing:
         return "".join(drawn_blocks)
 
     def _box(self, block: ShardBlock, row: Range, column: Range, place: int) -> str:
+        """Return one rectangle of a block; ``place`` alternates the shades of neighbors."""
         frame = self.frame
         width = frame.width * (column[1] - column[0]) / frame.columns
         height = frame.height * (row[1] - row[0]) / frame.rows
@@ -211,6 +211,7 @@ class PanelDrawing:
         )
 
     def _ticks(self, left: float, top: float) -> str:
+        """Return the indices at the upper and the left edge."""
         texts = []
         if self.drawn.columns is not None:
             for at, x in self._spaced(columns_of, self.first_column, self.frame.columns, self.frame.width, _DIGIT):

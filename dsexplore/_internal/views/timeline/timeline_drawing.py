@@ -58,8 +58,12 @@ def axis_html(marked: list[tuple[float, str]], more: str = "") -> str:
     """Return an axis; ``marked``: (position as a fraction, text) of each tick; ``more``: attributes of its tag."""
     drawn = []
     for at, text in marked:
-        end = ' class="f"' if at <= 0 else ' class="e"' if at > _AT_END else ""
-        drawn.append(f'<span{end} style="left:{100 * at:.1f}%">{html.escape(text)}</span>')
+        edge = ""
+        if at <= 0:
+            edge = ' class="f"'
+        elif at > _AT_END:
+            edge = ' class="e"'
+        drawn.append(f'<span{edge} style="left:{100 * at:.1f}%">{html.escape(text)}</span>')
     return f'<div class="ticks"{more}>{" ".join(drawn)}</div>'
 
 

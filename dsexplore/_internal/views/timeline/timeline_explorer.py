@@ -84,6 +84,7 @@ class TimelineExplorer(LiveView):
         self._describe()
 
     def _on_event(self, event: dict[str, Any]) -> None:
+        """Zoom or select as a message of the browser says."""
         if self._state.react(event):
             self._draw()
         elif event["type"] == "brush":

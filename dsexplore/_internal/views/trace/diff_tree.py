@@ -83,7 +83,7 @@ class DiffRows:
 
     Args:
         diff: The two traces.
-        difference: What differs between them.
+        difference: Their difference.
         sizes: Bytes to show, ``"wire"`` or ``"message"``.
         anchors: {module: id of its row, for links to it}.
         predictions: Predictions of both traces, or none.
@@ -227,7 +227,7 @@ def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
         tree: The joined tree.
         rows: `PlanDifference.to_frame`.
         size: Column of bytes, without the suffix that names the trace.
-        when: That suffix, ``"before"`` or ``"after"``.
+        when: Suffix of the trace, ``"before"`` or ``"after"``.
     """
     in_steps = rows.select(IN_STEPS.alias("in")).to_series().to_numpy()
     row = np.array([tree.row_of[name] for name in rows["module"]], np.int64)
@@ -274,7 +274,9 @@ def _sign(before: Any, after: Any) -> str:
     """Return "+", "−" or "±" in the color of more, less, or a change of equal amounts."""
     if after > before:
         return '<span class="sign more">+</span>'
-    return f'<span class="sign {"less" if after < before else "both"}">{"−" if after < before else "±"}</span>'
+    if after < before:
+        return '<span class="sign less">−</span>'
+    return '<span class="sign both">±</span>'
 
 
 def _delta(before: float, after: float, format_value: Callable[[float], str], same_totals: bool) -> str:

@@ -75,8 +75,8 @@ class TraceDiffView(View):
 
         Args:
             budget: Approximate size in bytes; the tree gets what the other parts leave.
-            sizes: Which bytes the tree shows, ``"wire"`` or ``"message"``.
-            hardware: Machine for which the tree shows predicted seconds of both traces.
+            sizes: Bytes that the tree shows, ``"wire"`` or ``"message"``.
+            hardware: Machine for which the tree shows predicted seconds of both traces; None for none.
         """
         column_of(sizes)
         head = f"<p>Trace diff: {html.escape(_totals(self._diff, self._difference), longest=0)}</p>"
@@ -110,7 +110,7 @@ class TraceDiffView(View):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: Which bytes are shown, ``"wire"`` or ``"message"``.
+            sizes: Bytes to show, ``"wire"`` or ``"message"``.
             hardware: Machine for which the tree shows predicted seconds of both traces; see `Trace.predict`.
         """
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, hardware))
@@ -121,8 +121,8 @@ class TraceDiffView(View):
         ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
 
         Args:
-            lanes: What gets a lane, see `TraceDiff.timeline`.
-            color_by: What gets a color, see `TraceDiff.timeline`.
+            lanes: Values of ``lanes`` of `TraceDiff.timeline`.
+            color_by: Values of ``color_by`` of `TraceDiff.timeline`.
 
         Raises:
             UsageError: There are no such lanes, or no such ``color_by``.

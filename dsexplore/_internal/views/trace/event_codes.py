@@ -86,7 +86,7 @@ class EventCodes:
     Args:
         tables: Tables of the trace.
         tree: Module tree that contains all owners of events; by default that of ``tables``.
-        sizes: Which bytes are summed, ``"wire"`` or ``"message"``.
+        sizes: Bytes to sum, ``"wire"`` or ``"message"``.
 
     Raises:
         UsageError: ``sizes`` is neither of these.

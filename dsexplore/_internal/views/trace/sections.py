@@ -88,6 +88,7 @@ def _places(codes: EventCodes) -> tuple[str, str]:
 
 
 def _ops(codes: EventCodes) -> tuple[str, str]:
+    """Return a bar per op, split by phase."""
     totals = tally.op_by_phase(codes.tables.events, codes.column)
     phases = codes.facets["phase"].labels
     parts = {op: part for (op,), part in totals.partition_by("op", as_dict=True, maintain_order=True).items()}
@@ -120,6 +121,7 @@ def _sequence(codes: EventCodes) -> tuple[str, str]:
 
 
 def _peers(codes: EventCodes) -> tuple[str, str]:
+    """Return a matrix of bytes from recorded ranks to their peers."""
     title = "Who talks to whom"
     flows = between_ranks(codes.tables, column=codes.column)
     if not flows.receivers:
@@ -164,6 +166,7 @@ def _received_table(axis: str, ranks: pl.DataFrame) -> str:
 
 
 def _sizes(codes: EventCodes) -> tuple[str, str]:
+    """Return a bar per power of two with the number of messages of that size."""
     messages = tally.message_sizes(codes.tables.events)
     ops = sorted(set(messages["op"]))
     by_size = {size: part for (size,), part in messages.partition_by("size", as_dict=True, maintain_order=True).items()}
@@ -188,6 +191,7 @@ def _sizes(codes: EventCodes) -> tuple[str, str]:
 
 
 def _bandwidth(codes: EventCodes) -> tuple[str, str]:
+    """Return the median bus bandwidth by op and message size, if times were measured."""
     title = "Bus bandwidth by message size (median)"
     bandwidths = tally.bus_bandwidth(codes.tables.events)
     if bandwidths.is_empty():

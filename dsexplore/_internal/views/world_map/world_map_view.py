@@ -210,7 +210,7 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], *, place: st
 
     Args:
         world: The map.
-        cell: What is drawn.
+        cell: The rank, or the ranks at this place.
         groups: {rank: number of its outlined group}.
         place: ``"3.5"`` for the sixth cell of the fourth drawn node.
         look: Options of the map, with the value of the darkest shade.
