@@ -71,7 +71,7 @@ EVENTS: dict[str, pl.DataType] = {
     "start": pl.Int64(),  # ns since the Unix epoch; null where timing is "none"
     "end": pl.Int64(),
     "state": pl.String(),  # see State; null in files of formats 1 and 2
-    "waited": pl.Int64(),  # ns for which the program stood still in wait(); in an imported profile, ns in which its GPU
+    "waited": pl.Int64(),  # ns for which the program waited in wait(); in an imported profile, ns in which its GPU
     # computed nothing; null if unknown
     "group_seq": pl.Int64(),  # number of the collective among those of its group, as the recorder counted them; null
     # for messages, and in imported files without such numbers
@@ -211,7 +211,7 @@ IO: dict[str, pl.DataType] = {
     "end": pl.Int64(),  # null where it had not ended when the recording did
 }
 """One row per transfer of `dsexplore.aio` while a program on real ranks is recorded, and per time that the program
-stood still for transfers or for the next batch of a ``DataLoader``."""
+waited for transfers or for the next batch of a ``DataLoader``."""
 
 TABLES: dict[str, dict[str, pl.DataType]] = {
     "events": EVENTS,
