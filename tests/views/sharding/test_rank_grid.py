@@ -8,7 +8,7 @@ import pytest
 
 import dsexplore
 from dsexplore._internal.sharding.layout import Sharding
-from dsexplore._internal.views.sharding.drawn_mesh import MOST, sample_of
+from dsexplore._internal.views.sharding.drawn_mesh import MOST_SAMPLED, sample_of
 from dsexplore._internal.views.sharding.shard_blocks import picture
 from dsexplore._internal.views.sharding.zoom import zoom
 
@@ -76,7 +76,7 @@ def test_of_very_many_ranks_some_are_drawn_the_ends_and_those_that_differ_among_
     placements = ", ".join(["R"] * (len(axes) - 1) + ["S(0)"])
     shown = dsexplore.sharding((1000, 4), placements, mesh)
     sample = sample_of(shown)
-    assert len(sample) <= MOST
+    assert len(sample) <= MOST_SAMPLED
     assert not sample.is_whole
     assert {int(sample.numbers.min()), int(sample.numbers.max())} == {0, shown.mesh.size - 1}
     assert len(set(sample.numbers.tolist())) == len(sample)

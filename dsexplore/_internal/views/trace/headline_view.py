@@ -184,8 +184,8 @@ def _predicted(prediction: Prediction | None) -> str:
     exposed = prediction.by_axis().group_by("axis").agg(pl.col("exposed").sum()).sort("exposed", "axis")
     most = f", most of it on {exposed['axis'][-1] or NO_AXIS}" if exposed["exposed"].sum() > 0 else ""
     sentence = (
-        f"A step takes {prediction.step} on {prediction.cluster.title} (rank {prediction.rank}); compute waits "
-        f"{prediction.exposed} of it for collectives{most}. All times here are predicted, not measured."
+        f"A step takes {prediction.step} on {prediction.cluster.title} (rank {prediction.rank}); for "
+        f"{prediction.exposed} of it compute waits for collectives{most}. All times here are predicted, not measured."
     )
     return f'<p><span class="tag">predicted</span> {html.escape(sentence, longest=400)}</p>'
 
