@@ -104,4 +104,4 @@ def test_parts_of_a_sum_before_the_place_are_not_marked_as_wrong() -> None:
     assert tree.worst("gradient") == mlp.cells["gradient"]
     page = shown._repr_mimebundle_()["text/html"].partition("</style>")[2]
     assert page.count("num-here") == 1
-    assert "parts of a sum" in page
+    assert "partial sums" in page
