@@ -1,4 +1,4 @@
-"""The library of the loop in C: where it is cached, what is not loaded, and when Python's loop is used instead.
+"""The compiled library is cached for the user, not loaded if others could write it, and replaced by Python's loop.
 
 Modules: ``aio/backends/compiled_loop.py``.
 """

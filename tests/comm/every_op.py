@@ -10,7 +10,7 @@ import torch.distributed as td
 from dsexplore._internal.torch_internals.names import torch_at_least
 
 GLOO_SWAPS_LISTS = torch_at_least("2.12")
-"""Whether gloo has ``all_to_all`` of lists; that of torch 2.11 has not."""
+"""True if gloo has ``all_to_all`` of lists; that of torch 2.11 does not."""
 
 
 def every_op(module: Any) -> None:

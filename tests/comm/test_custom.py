@@ -1,4 +1,4 @@
-"""The user's own functions that communicate, as the log shows them."""
+"""`timed_op` logs a function of the user under its own name."""
 
 from __future__ import annotations
 

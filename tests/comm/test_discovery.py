@@ -1,4 +1,4 @@
-"""What is found where no torch launcher has set the variables."""
+"""`discover` returns the variables of a torch launcher from those of MPI, Azure ML and SageMaker."""
 
 from __future__ import annotations
 

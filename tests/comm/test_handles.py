@@ -143,7 +143,7 @@ def test_the_lines_that_end_with_their_work_though_nobody_waits(is_custom: bool,
 
 
 def test_the_first_to_say_that_an_op_is_over_counts_and_alone_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    """The thread of the work says so, and the one that waits for it."""
+    """Both the thread of the work and the one that waits for it report the end."""
     call, _, record = one_logged()
     readings = iter([2000, 1000])
 

@@ -1,4 +1,4 @@
-"""What the log holds, on real ranks with a clock that ticks a microsecond at each look.
+"""A log has the calls of real ranks, with times of a clock that advances by a microsecond at each look.
 
 Modules: ``comm/logs/logger.py``, ``comm/logs/log_records.py``, ``comm/logs/log_content.py``.
 """

@@ -1,4 +1,4 @@
-"""The log is a recording of labeled calls: what it says of a call is what a trace says of it.
+"""A log and a trace say the same about a call, since the log is a recording of labeled calls.
 
 Modules: ``comm/logs/log_records.py``, ``comm/logs/sent_calls.py``.
 """

@@ -1,4 +1,4 @@
-"""The public names of deepspeed.comm and torch.distributed, and their parameters.
+"""`dsexplore.comm` has the public names of deepspeed.comm and torch.distributed, with their parameters.
 
 Modules: ``comm/__init__.py``, ``comm/torch.py``.
 """

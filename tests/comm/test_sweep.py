@@ -1,4 +1,4 @@
-"""The sweep of collectives: what it measures on real ranks, what it prints, saves and reads.
+"""A sweep of collectives measures real ranks, prints rows as nccl-tests does, and reads what it has saved.
 
 Modules: ``comm/sweeps/sweep_run.py``, ``comm/sweeps/sweep_ops.py``, ``comm/sweeps/sweep_result.py``.
 """

@@ -1,4 +1,4 @@
-"""The lines of a verbose log, and the names in a debug log.
+"""A verbose log prints a line per call; a debug log adds the name of the caller.
 
 Modules: ``comm/logs/log_content.py``, ``comm/issue.py``.
 """

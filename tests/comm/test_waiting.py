@@ -1,4 +1,4 @@
-"""What ranks waited for each other: from made-up logs of known times, and from those of real ranks.
+"""Logs tell how long ranks waited for each other: made-up logs with known times, and those of real ranks.
 
 Modules: ``comm/logs/log_content.py``, ``comm/logs/log_summary.py``.
 """

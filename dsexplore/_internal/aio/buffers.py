@@ -251,6 +251,21 @@ def give_back_free_memory() -> None:
         _libc.malloc_trim(0)
 
 
+def memory_suffices(size: int) -> bool:
+    """Return True if less than half of the free memory suffices for a tensor of `size` bytes."""
+    free = free_memory()
+    return free is None or size < free // 2
+
+
+def free_memory() -> int | None:
+    """Return the bytes of free memory; None if the system does not report them."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
 def _munlock(address: int, nbytes: int) -> None:
     _libc.munlock(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
 

@@ -1,4 +1,4 @@
-"""``dsexplore aio PATH``: the sweep in a terminal."""
+"""``dsexplore aio PATH``: sweep a disk, write it for long, or compare two sweeps, in a terminal."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _option(name: str) -> str:
+    """Return the option of an axis: ``--block-size`` for ``block_size``."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    """Run what the options ask for; print errors, and return the exit status without that of a signal."""
     try:
         if args.compare:
             _compare(*args.compare)
@@ -112,14 +114,14 @@ def _sweep_all(args: argparse.Namespace) -> int:
     axes = _axes(args)
     results: list[SweepResult] = []
     unsaved = None
-    parts: list[list[str]] = [args.path] if args.together else [[path] for path in args.path]
-    for number, paths in enumerate(parts, 1):
+    sweeps: list[list[str]] = [args.path] if args.together else [[path] for path in args.path]
+    for number, paths in enumerate(sweeps, 1):
         result = _sweep(args, paths, axes)
         results.append(result)
-        unsaved = _save(result, args, f"-{number}" if len(parts) > 1 else "") or unsaved
+        unsaved = _save(result, args, f"-{number}" if len(sweeps) > 1 else "") or unsaved
         try:
             if not args.json:
-                _print(result, args, heading=len(parts) > 1)
+                _print(result, args, heading=len(sweeps) > 1)
         except BrokenPipeError:
             if not (args.save or args.html):
                 raise
@@ -127,8 +129,8 @@ def _sweep_all(args: argparse.Namespace) -> int:
         if result.interrupted:
             break
     if args.json:
-        kept = [_json_values(result) for result in results]
-        print(json.dumps(kept[0] if len(parts) == 1 else kept, indent=1), flush=True)
+        documents = [_json_values(result) for result in results]
+        print(json.dumps(documents[0] if len(sweeps) == 1 else documents, indent=1), flush=True)
     elif len(results) > 1:
         print(_fastest(results), flush=True)
     if unsaved is not None:
@@ -137,13 +139,15 @@ def _sweep_all(args: argparse.Namespace) -> int:
 
 
 def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
-    """Return the values to try that the command line gives."""
-    given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
-    given |= {name: [word == "true" for word in getattr(args, name)] for name in _SWITCHES if getattr(args, name)}
+    """Return {axis: values to try} of the command line; of ``--config``, one value for each axis."""
+    axes: dict[str, Sequence[Any]] = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
+    for name in _SWITCHES:
+        if getattr(args, name):
+            axes[name] = [text == "true" for text in getattr(args, name)]
     if not args.config:
-        return given
-    if given:
-        raise UsageError(f"--config names one setting already: leave {_option(next(iter(given)))} out, or --config")
+        return axes
+    if axes:
+        raise UsageError(f"--config names one setting already: leave {_option(next(iter(axes)))} out, or --config")
     config = AioConfig.from_file(args.config, must_have_block=True)
     if config.use_gds:
         print(f"dsexplore aio: {NO_GDS}", file=sys.stderr)
@@ -151,9 +155,10 @@ def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
 
 
 def _sweep(args: argparse.Namespace, paths: list[str], axes: dict[str, Sequence[Any]]) -> SweepResult:
+    """Sweep a path, or several together, after announcing what is read or written."""
     from dsexplore._internal.aio.sweeps.sweeping import sweep
 
-    most = None if args.max_written == "none" else args.max_written
+    max_written = None if args.max_written == "none" else args.max_written
     path = paths[0]
     if args.read_only and len(paths) > 1:
         raise UsageError("--together writes a file to each PATH: leave --read-only out, or --together")
@@ -162,7 +167,7 @@ def _sweep(args: argparse.Namespace, paths: list[str], axes: dict[str, Sequence[
         if not args.json:
             print(f"dsexplore aio: this reads {path}, and writes nothing (--read-only)", file=sys.stderr)
     if not args.json and Path(path).is_dir():
-        _announce(args, paths, most, axes)
+        _announce(args, paths, max_written, axes)
     return sweep(
         paths if len(paths) > 1 else path,
         args.size,
@@ -174,7 +179,7 @@ def _sweep(args: argparse.Namespace, paths: list[str], axes: dict[str, Sequence[
         direct=not args.buffered,
         references=args.reference,
         tensor=args.tensor,
-        max_written=most,
+        max_written=max_written,
         processes=args.processes,
         memory=args.memory,
         progress=False if args.json else None,
@@ -182,14 +187,24 @@ def _sweep(args: argparse.Namespace, paths: list[str], axes: dict[str, Sequence[
     )
 
 
-def _announce(args: argparse.Namespace, folders: list[str], most: str | None, axes: dict[str, Sequence[Any]]) -> None:
-    """Print how much will be written, once the arguments are validated."""
+def _announce(
+    args: argparse.Namespace, folders: list[str], max_written: str | None, axes: dict[str, Sequence[Any]]
+) -> None:
+    """Check the arguments, and print how much will be written."""
     from dsexplore._internal.aio.sweeps.scratch import check_space
     from dsexplore._internal.aio.sweeps.sweep_setup import Plan
 
-    seconds = None if args.grid else args.seconds
-    shape = args.size, seconds, args.read_share, args.mode, args.write_mode, args.tensor
-    plan = Plan(*shape, most, axes, max(args.processes, len(folders)))
+    plan = Plan(
+        size=args.size,
+        seconds=None if args.grid else args.seconds,
+        read_share=args.read_share,
+        mode=args.mode,
+        write_mode=args.write_mode,
+        tensor=args.tensor,
+        max_written=max_written,
+        axes=axes,
+        processes=max(args.processes, len(folders)),
+    )
     plan.check_budget()
     plan.settings(plan.size)
     for folder in folders:
@@ -205,7 +220,7 @@ def _announce(args: argparse.Namespace, folders: list[str], most: str | None, ax
 
 
 def _largest_file(folder: str) -> str:
-    """Return the largest file in a directory that must not be written."""
+    """Return the largest file in a directory; raise UsageError if it is too small to measure."""
     files = [path for path in Path(folder).iterdir() if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size, default=None)
     if largest is None or largest.stat().st_size < _LEAST_FILE:
@@ -214,7 +229,7 @@ def _largest_file(folder: str) -> str:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """Raise if results could not be saved, before time is spent on measuring."""
+    """Raise UsageError if results could not be saved, before time is spent on measuring."""
     for option, file in (("--save", args.save), ("--html", args.html)):
         if not file:
             continue
@@ -228,19 +243,19 @@ def _check_files(args: argparse.Namespace) -> None:
 
 
 def _save(result: SweepResult, args: argparse.Namespace, suffix: str) -> OSError | None:
-    """Save the results before anything else can fail; return the error if they could not be saved."""
-    failed = None
+    """Write the files of ``--save`` and ``--html``; return the error if one could not be written."""
+    unsaved = None
     for save, file in ((result.save, args.save), (result.to_html, args.html)):
         try:
             if file:
                 save(Path(file).with_stem(f"{Path(file).stem}{suffix}"))
         except OSError as error:
-            failed = error
-    return failed
+            unsaved = error
+    return unsaved
 
 
 def _json_values(result: SweepResult) -> dict[str, Any]:
-    """Return the block, the settings tied with the fastest, and all measurements."""
+    """Return the recommended block, the settings tied with the fastest, and all measurements."""
     if not result.rounds:
         return {"aio": None, **result.to_json()}
     tied = [config.to_ds_config()["aio"] for config in result.best().tied]
@@ -248,6 +263,7 @@ def _json_values(result: SweepResult) -> dict[str, Any]:
 
 
 def _print(result: SweepResult, args: argparse.Namespace, *, heading: bool) -> None:
+    """Print a result, its block, and the job of fio if it is asked for."""
     if heading:
         print(f"{result.disk.path}:")
     print(result)
@@ -259,21 +275,22 @@ def _print(result: SweepResult, args: argparse.Namespace, *, heading: bool) -> N
 
 
 def _fastest(results: Sequence[SweepResult]) -> str:
-    """Return a line of the paths by the rate of their recommended setting, the fastest first; ties are marked."""
+    """Return a line with the paths by the rate of their recommended setting, the fastest first; ties are marked."""
     compared = sorted((result for result in results if result.rounds), key=lambda result: -result.best().rate)
     if not compared:
         return "No path was compared."
-    first, texts = compared[0].rate_interval(), []
+    fastest = compared[0].rate_interval()
+    texts = []
     for number, result in enumerate(compared):
-        given = result.rate_interval()
-        is_slower = given.high < first.low and given.value < first.value * (1 - MATTERS)
+        rate = result.rate_interval()
+        is_slower = rate.high < fastest.low and rate.value < fastest.value * (1 - MATTERS)
         doubt = "" if number == 0 or is_slower else " (not surely slower)"
         texts.append(f"{result.disk.path} {format_rate(result.best().rate)}{doubt}")
     return f"Fastest first: {'; '.join(texts)}"
 
 
 def _sustain(args: argparse.Namespace) -> None:
-    """Write each path for long and print what its rate does."""
+    """Write to one path for long, and print where the disk got slower."""
     from dsexplore._internal.aio.sustained import sustained_writes
     from dsexplore._internal.display import plain_text
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Swap:
-    """What one node moves in a step for one kind of state."""
+    """Bytes that one node moves in a step for one kind of state, and their seconds."""
 
     what: str
     """``optimizer states`` or ``parameters``."""
@@ -39,7 +39,9 @@ class Swap:
     written: float
     """Bytes written in a step."""
     read_seconds: float
+    """Seconds to read them."""
     write_seconds: float
+    """Seconds to write them."""
     exposed: float
     """Seconds that the step becomes longer."""
 
@@ -51,7 +53,7 @@ class Swap:
 
 @dataclass(frozen=True)
 class OffloadCost(Result):
-    """What states on a disk take of a step; made by ``dsexplore.sharding(...).offload(disk)``."""
+    """Predicted time that states on a disk add to a step; made by ``dsexplore.sharding(...).offload(disk)``."""
 
     title: str
     """Class of the model."""
@@ -62,8 +64,9 @@ class OffloadCost(Result):
     write_rate: float
     """Bytes per second of writes with the recommended setting."""
     node_parameters: int
-    """Parameters of one node, which share the disk."""
+    """Number of trained parameters on one node."""
     ranks: int
+    """Number of ranks."""
     swaps: tuple[Swap, ...]
     """Bytes moved in a step, by kind of state."""
     step_seconds: float | None
@@ -83,22 +86,22 @@ class OffloadCost(Result):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of one node per second, with the step's own time if that is known; None if no tokens were given."""
+        """Tokens per second of one node, with the step's own time if it is known; None if no tokens were given."""
         if self.tokens is None:
             return None
         return self.tokens / (self.exposed + (self.step_seconds or 0.0))
 
     def verdict(self) -> str:
-        """Return what the disk takes of a step, and the tokens per second that it allows."""
-        what = " and ".join(swap.what for swap in self.swaps)
-        said = f"Swapping {what} makes a step {format_seconds(self.exposed)} longer"
+        """Return how much longer a step takes, and the tokens per second that the disk allows."""
+        states = " and ".join(swap.what for swap in self.swaps)
+        text = f"Swapping {states} makes a step {format_seconds(self.exposed)} longer"
         if self.step_seconds:
-            whole = self.step_seconds + self.exposed
-            said += f": {format_share(self.exposed, whole)} of the {format_seconds(whole)} that it then takes"
+            total = self.step_seconds + self.exposed
+            text += f": {format_share(self.exposed, total)} of the {format_seconds(total)} that it then takes"
         if self.tokens_per_second is None:
-            return f"{said}."
+            return f"{text}."
         feeds = "the node trains" if self.step_seconds else "this disk feeds at most"
-        return f"{said}; {feeds} {format_count(round(self.tokens_per_second), 'token')}/s."
+        return f"{text}; {feeds} {format_count(round(self.tokens_per_second), 'token')}/s."
 
     def lines(self) -> list[str]:
         """Return the verdict, the disk's rates, what would shorten the step, and the assumptions, as sentences."""
@@ -106,6 +109,7 @@ class OffloadCost(Result):
         return [self.verdict(), rates, *self._changes(), *self.notes]
 
     def _changes(self) -> Iterator[str]:
+        """Yield how many disks or tokens it takes to make the wait short, if it is long."""
         if self.step_seconds and self.exposed > 0.1 * self.step_seconds:
             times = self.exposed / (0.1 * self.step_seconds)
             more = f"{times:,.0f}" if times >= 10 else f"{times:.1f}"
@@ -118,7 +122,7 @@ class OffloadCost(Result):
         """Return a row per kind of state.
 
         Columns: ``what``; ``read`` and ``written``, bytes of one node per step; ``read_seconds`` and
-        ``write_seconds``, of the disk; ``exposed``, seconds that the step becomes longer.
+        ``write_seconds``, seconds to move them; ``exposed``, seconds that the step becomes longer.
         """
         import polars as pl
 
@@ -145,8 +149,8 @@ def offload_cost(
     _check(bytes_per_parameter, ranks_per_node, step_seconds, tokens)
     result = disk if isinstance(disk, SweepResult) else _swept(disk)
     read_rate, write_rate = _rates(result)
-    together = min(ranks_per_node, sharding.mesh.size)
-    numel, nbytes = (together * count for count in _largest_rank(sharding))
+    ranks_of_disk = min(ranks_per_node, sharding.mesh.size)
+    numel, nbytes = (ranks_of_disk * count for count in _largest_rank(sharding))
     states = numel * bytes_per_parameter
     read, written = states / read_rate, states / write_rate
     swaps = [
@@ -190,6 +194,7 @@ def offload_cost(
 
 
 def _check(bytes_per_parameter: float, ranks_per_node: int, step_seconds: float | None, tokens: int | None) -> None:
+    """Raise UsageError for a number that is out of range."""
     if not bytes_per_parameter > 0:
         raise UsageError(f"bytes_per_parameter {bytes_per_parameter:g}: give the bytes of states, such as 12")
     if ranks_per_node < 1:
@@ -211,15 +216,16 @@ def _rates(result: SweepResult) -> tuple[float, float]:
     config = result.best().config
     rates = []
     for operation in ("read", "write"):
-        given = [m.sample.rate for m in result.deciding if (m.sample.operation, m.sample.config) == (operation, config)]
-        if not given:
+        samples = [measured.sample for measured in result.deciding]
+        measured_rates = [s.rate for s in samples if (s.operation, s.config) == (operation, config)]
+        if not measured_rates:
             raise UsageError(f"this sweep has no {operation}s: sweep a directory, which is read and written")
-        rates.append(median(given))
+        rates.append(median(measured_rates))
     return rates[0], rates[1]
 
 
 def _largest_rank(sharding: Sharding) -> tuple[float, float]:
-    """Return the trained parameters, and the bytes of all parameters, of the rank that holds most."""
+    """Return the largest number of trained parameters, and of bytes of parameters, that a rank holds."""
     blocks = blocks_of(sharding.mesh, sharding.tensors)
     numel, nbytes = np.zeros(blocks.shape), np.zeros(blocks.shape)
     for tensor in sharding.tensors:

@@ -138,6 +138,7 @@ def memory_of(buffer: Any, *, writable: bool) -> TransferBuffer:
 
 
 def _memory_of_tensor(tensor: Any) -> TransferBuffer:
+    """Return the memory of a tensor; raise UsageError if its elements are not in memory in their order."""
     storage = storage_of(tensor)
     if not tensor.is_contiguous():
         raise UsageError(f"{described(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     import polars
 
 _SLOWER = 0.8
-"""Ratio of the rate after a point to the rate before, below which the disk got slower there."""
-_FEWEST = 3
-"""Number of pieces on either side of such a point."""
+"""Ratio of the rate after a piece to the rate before it below which the disk got slower there."""
+_MIN_PIECES = 3
+"""Number of pieces that there must be before and after."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,15 @@ class SustainedWrites(Result):
     """Pieces written one after another; made by ``dsexplore.aio.sustained_writes(...)``."""
 
     disk: Disk
+    """Disk that was measured."""
     pieces: tuple[tuple[int, float], ...]
-    """Bytes and seconds of each."""
+    """(bytes, seconds) of each piece."""
     fsync_seconds: float
-    """Of the fsync after the last piece."""
+    """Seconds of the fsync after the last piece."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes written in all."""
+        """Bytes of all pieces."""
         return sum(nbytes for nbytes, _ in self.pieces)
 
     @property
@@ -54,29 +55,29 @@ class SustainedWrites(Result):
 
     @property
     def durable_rate(self) -> float:
-        """Bytes per second of all, with the fsync at the end."""
+        """Bytes per second of all pieces, with the fsync at the end."""
         return self.nbytes / (sum(seconds for _, seconds in self.pieces) + self.fsync_seconds)
 
     @property
     def full_at(self) -> int | None:
-        """Bytes after which the disk got slower for good; None if it did not."""
+        """Bytes after which the disk got slower and stayed so; None if it did not."""
         count = self._fast_pieces
         return None if count is None else sum(nbytes for nbytes, _ in self.pieces[:count])
 
     @property
     def _fast_pieces(self) -> int | None:
-        """Number of pieces before the disk got slower for good; None if it did not.
+        """Number of pieces before the disk got slower and stayed so; None if it did not.
 
-        It is where two constant rates, one before and one after, come nearest to what was measured.
+        The pieces are divided where two constant rates, one before and one after, fit the measured rates best.
         """
         rates = self.rates
-        at = min(range(1, len(rates)), key=lambda at: _unevenness(rates[:at]) + _unevenness(rates[at:]), default=0)
-        if min(at, len(rates) - at) < _FEWEST or median(rates[at:]) >= _SLOWER * median(rates[:at]):
+        at = min(range(1, len(rates)), key=lambda at: _deviation(rates[:at]) + _deviation(rates[at:]), default=0)
+        if min(at, len(rates) - at) < _MIN_PIECES or median(rates[at:]) >= _SLOWER * median(rates[:at]):
             return None
         return at
 
     def verdict(self) -> str:
-        """Return the rate that lasts, and until where the disk was faster."""
+        """Return the rate that lasts, and for how many bytes the disk was faster."""
         count, full_at = self._fast_pieces, self.full_at
         if count is None or full_at is None:
             return f"The disk writes {format_rate(median(self.rates))} throughout {format_bytes(self.nbytes)}."
@@ -84,10 +85,11 @@ class SustainedWrites(Result):
         return f"The disk writes {before} for the first {format_bytes(full_at)}, then {after}: a cache was full."
 
     def lines(self) -> list[str]:
-        """Return the verdict, the rate with fsync, and what is not known, as sentences."""
+        """Return the verdict, the rate with fsync, and what is unknown, as sentences."""
         return [self.verdict(), *self._remarks()]
 
     def _remarks(self) -> Iterator[str]:
+        """Yield the rate with fsync, and reasons to doubt the rates."""
         rate = format_rate(self.durable_rate)
         yield f"With the fsync at the end, {format_seconds(self.fsync_seconds)}, that is {rate} in all."
         if not self.disk.direct:
@@ -104,31 +106,31 @@ class SustainedWrites(Result):
         return pl.DataFrame({"end": reached, "rate": self.rates}, schema={"end": pl.Int64(), "rate": pl.Float64()})
 
 
-def _unevenness(rates: list[float]) -> float:
-    """Return the sum of the distances from the median."""
+def _deviation(rates: list[float]) -> float:
+    """Return the sum of the absolute deviations from the median."""
     middle = median(rates)
     return sum(abs(rate - middle) for rate in rates)
 
 
 _MIN_BYTES = 64 << 20
-"""Smallest size that is written: less says nothing of a cache."""
+"""Smallest size to write; less would fill no cache."""
 _NUM_WRITES = 64
-"""Number of equal pieces of the file; each is timed."""
+"""Number of equal pieces of the file, each of which is timed."""
 _MAX_CALL_BYTES = 256 << 20
-"""Bytes that are written by one call at most."""
+"""Largest number of bytes that one call writes."""
 
 
 @names_arguments
 def sustained_writes(folder: str | os.PathLike[str], size: int | str = "32GiB") -> SustainedWrites:
-    """Write one large file with direct I/O and say where the disk gets slower, as a drive does once its cache is full.
+    """Write one large file with direct I/O, and say where the disk gets slower because a cache is full.
 
-    A sweep writes up to a GiB at a time, which the fast part of a drive (SLC cache, the cache of a controller or of a
-    host) may hold; checkpoints and swapped states are larger. The file is removed.
+    A sweep writes up to a GiB at a time, which may fit into a cache of the drive (SLC), of its controller or of a host;
+    checkpoints and swapped states are larger. The file is removed.
 
     Args:
         folder: a directory on the disk.
-        size: bytes to write, which count against the drive's endurance. They are rounded down to 64 equal pieces of
-            whole pages: up to 64 pages of it are not written.
+        size: bytes to write, which count against the drive's endurance; they are rounded down to 64 equal pieces of
+            whole pages.
 
     Raises:
         UsageError: a size below 64 MiB.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dsexplore._internal.aio.disk import Disk
-from dsexplore._internal.aio.sweeps.measure import Operation, Sample
-from dsexplore._internal.aio.sweeps.measurements import Conditions, Phase, RoundSlice
+from dsexplore._internal.aio.sweeps.measurements import Conditions, Operation, Phase, RoundSlice, Sample
 from dsexplore._internal.aio.sweeps.reference_rates import Reference
 from dsexplore.aio import AioConfig, SweepResult
 

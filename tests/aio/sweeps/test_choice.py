@@ -19,7 +19,7 @@ Rounds = Mapping[AioConfig, Mapping[int, float]]
 
 
 def steadily(**ratios: float) -> dict[AioConfig, dict[int, float]]:
-    """Four rounds in which each setting reached about the same, and the default 1."""
+    """Return four rounds in which each setting reached about the same ratio, and the default 1."""
     named = {"control": CONTROL, "small": SMALL, "deep": DEEP, "wide": WIDE}
     wobble = (0.999, 1.001, 1.0, 1.0)
     return {named[name]: {n: ratio * wobble[n] for n in range(4)} for name, ratio in {"control": 1.0, **ratios}.items()}
@@ -28,8 +28,8 @@ def steadily(**ratios: float) -> dict[AioConfig, dict[int, float]]:
 def chosen(rounds: Rounds, **worst: float) -> tuple[AioConfig, str]:
     named = {"small": SMALL, "deep": DEEP, "wide": WIDE}
     lowest = dict.fromkeys(rounds, 1.0) | {named[name]: value for name, value in worst.items()}
-    config, _, unsure = choose(rounds, CONTROL, dict.fromkeys(rounds, EQUAL), lowest)
-    return config, unsure
+    choice = choose(rounds, CONTROL, dict.fromkeys(rounds, EQUAL), lowest)
+    return choice.config, choice.doubt
 
 
 @pytest.mark.parametrize(

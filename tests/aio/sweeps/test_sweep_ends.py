@@ -1,4 +1,4 @@
-"""What ends a sweep: its time, the bytes that it may write, and Ctrl-C.
+"""A sweep ends when its time or the bytes to write are used up, or with Ctrl-C.
 
 Modules: ``aio/sweeps/sweeping.py``, ``aio/sweeps/phases.py``, ``aio/sweeps/round_measurer.py``.
 """
@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from dsexplore._internal.aio.sweeps import phases, sweeping
-from dsexplore._internal.aio.sweeps.measure import Bench, Operation, Sample
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.sweeps.measurements import Operation, Sample
 from dsexplore._internal.aio.sweeps.sweep_setup import Progress
 from dsexplore.aio import AioConfig, SweepResult, sweep
 from tests.aio.sweeps.test_sweeping import QUICK

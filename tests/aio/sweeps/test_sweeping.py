@@ -18,7 +18,8 @@ import pytest
 
 from dsexplore._internal.aio.backends.choose import loop_of
 from dsexplore._internal.aio.sweeps import phases, search, sweeping
-from dsexplore._internal.aio.sweeps.measure import Bench, Operation, Sample
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.sweeps.measurements import Operation, Sample
 from dsexplore._internal.aio.sweeps.reference_rates import MEMORIES, PINNED
 from dsexplore._internal.aio.sweeps.references import why_no_reference
 from dsexplore._internal.aio.sweeps.result_text import what

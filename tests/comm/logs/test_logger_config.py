@@ -1,4 +1,4 @@
-"""The logger's configuration, the constants, and what the environment says."""
+"""`CommsLoggerConfig` checks the keys of a ds_config; constants and variables have DeepSpeed's names."""
 
 from __future__ import annotations
 

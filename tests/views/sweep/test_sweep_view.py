@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from dsexplore._internal.aio.disk import Disk
-from dsexplore._internal.aio.sweeps.measure import Operation, Sample
-from dsexplore._internal.aio.sweeps.measurements import Conditions, RoundSlice
+from dsexplore._internal.aio.sweeps.measurements import Conditions, Operation, RoundSlice, Sample
 from dsexplore._internal.aio.sweeps.reference_rates import Reference
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.views.page.style import heat

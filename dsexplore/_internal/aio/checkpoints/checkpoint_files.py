@@ -1,4 +1,4 @@
-"""Files of checkpoints in three formats: find them under a path, and write them for a model."""
+"""The files of a checkpoint in three formats: find them under a path, and save a model's state dict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pickle
 import warnings
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,7 +30,8 @@ _SUFFIXES: dict[str, Kind] = {
     ".ckpt": "torch.save",
 }
 _INDEX = ".index.json"
-_FIRST_OF_A_PICKLE = pickle.PROTO
+_PICKLE_START = pickle.PROTO
+"""First byte of a pickle."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class Checkpoint:
     """Files that hold one state dict."""
 
     path: Path
-    """What was given: a file, an index, or a folder."""
+    """Path that the caller passed: a file, an index, or a folder."""
     kind: Kind
+    """Format of the files."""
     files: tuple[Path, ...]
+    """Files to read, in order."""
     sizes: tuple[int, ...]
     """Bytes of each file."""
     left_out: int = 0
@@ -53,12 +56,12 @@ class Checkpoint:
 
     @property
     def is_zip(self) -> bool:
-        """True unless a file has the format that ``torch.save`` wrote before torch 1.6, which cannot be mapped."""
+        """True if all files are zip files, which can be mapped; ``torch.save`` writes them since torch 1.6."""
         return all(map(zipfile.is_zipfile, self.files))
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Return the checkpoint that a path holds.
+    """Return the checkpoint at a path.
 
     Args:
         path: a ``.safetensors`` file, a file of ``torch.save``, the ``…index.json`` of shards, or a folder with one of
@@ -66,22 +69,22 @@ def find_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     Raises:
         FileNotFoundError: there is no such path, or a shard that the index names is missing.
-        UsageError: it holds no checkpoint, or several.
+        UsageError: the path holds no checkpoint, or several.
     """
-    given = Path(path)
-    if not given.exists():
-        raise FileNotFoundError(f"{given}: there is no such file or folder")
-    if given.is_dir():
-        return _folder_checkpoint(given)
-    if given.name.endswith(_INDEX):
-        return _checkpoint_of(given, _shards(given))
-    return _checkpoint_of(given, [given])
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: there is no such file or folder")
+    if path.is_dir():
+        return _folder_checkpoint(path)
+    if path.name.endswith(_INDEX):
+        return _checkpoint_of(path, _shards(path))
+    return _checkpoint_of(path, [path])
 
 
 def first_files(checkpoint: Checkpoint, most: int) -> Checkpoint:
-    """Return the checkpoint without the last of its files, so that the others hold `most` bytes together.
+    """Return the checkpoint with its first files alone, as many as hold up to `most` bytes together, at least one.
 
-    The first one stays. A DCP folder stays whole, because any of its files may hold a piece of a tensor.
+    A DCP folder stays whole, because each of its files may hold a piece of any tensor.
     """
     count = total = 0
     for size in checkpoint.sizes:
@@ -91,18 +94,23 @@ def first_files(checkpoint: Checkpoint, most: int) -> Checkpoint:
         count += 1
     if checkpoint.kind == "DCP" or count == len(checkpoint.files):
         return checkpoint
-    left_out = len(checkpoint.files) - count
-    return Checkpoint(checkpoint.path, checkpoint.kind, checkpoint.files[:count], checkpoint.sizes[:count], left_out)
+    return replace(
+        checkpoint,
+        files=checkpoint.files[:count],
+        sizes=checkpoint.sizes[:count],
+        left_out=len(checkpoint.files) - count,
+    )
 
 
 def _folder_checkpoint(folder: Path) -> Checkpoint:
+    """Return the only checkpoint in a folder; raise UsageError if there is none, or several."""
     if (folder / ".metadata").is_file():
         files = sorted(folder.glob("*.distcp"))
         return Checkpoint(folder, "DCP", tuple(files), _sizes(files))
     indices = sorted(folder.glob(f"*{_INDEX}"))
-    if len(indices) > 1:
-        safe = [index for index in indices if ".safetensors" in index.name]
-        indices = safe if len(safe) == 1 else indices
+    if len(indices) > 1:  # of the same shards in two formats, safetensors are read
+        safetensors = [index for index in indices if ".safetensors" in index.name]
+        indices = safetensors if len(safetensors) == 1 else indices
     if len(indices) == 1:
         return _checkpoint_of(folder, _shards(indices[0]))
     files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
@@ -119,6 +127,7 @@ def _folder_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _shards(index: Path) -> list[Path]:
+    """Return the files that an index names."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -133,6 +142,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _checkpoint_of(path: Path, files: list[Path]) -> Checkpoint:
+    """Return the checkpoint in these files; raise UsageError if their formats differ."""
     kinds = {_kind_of(file) for file in files}
     if len(kinds) != 1:
         raise UsageError(f"{path} names files of several kinds ({', '.join(sorted(kinds))}): give those of one kind")
@@ -140,12 +150,12 @@ def _checkpoint_of(path: Path, files: list[Path]) -> Checkpoint:
 
 
 def _kind_of(file: Path) -> Kind:
-    """Return the kind of a file by its first bytes, so that its name does not matter."""
+    """Return the format of a file by its first bytes, whatever its name."""
     with file.open("rb") as opened:
-        first = opened.read(9)
-    if first[8:9] == b"{":  # eight bytes of the header's length, then its JSON
+        start = opened.read(9)
+    if start[8:9] == b"{":  # the header's length in eight bytes, then its JSON
         return "safetensors"
-    if first[:4] == b"PK\x03\x04" or first[:1] == _FIRST_OF_A_PICKLE:
+    if start[:4] == b"PK\x03\x04" or start[:1] == _PICKLE_START:
         return "torch.save"
     raise UsageError(
         f"{file} is not a checkpoint that is known: it begins neither as safetensors nor as torch.save. Of a folder "
@@ -158,10 +168,10 @@ def _sizes(files: list[Path]) -> tuple[int, ...]:
 
 
 def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model's state dict on the CPU, each shared one once.
+    """Return the tensors of a model's state dict on the CPU; of tensors that share their memory, only the first.
 
     Raises:
-        UsageError: no model, or its tensors have no memory here.
+        UsageError: not a model, or its tensors have no memory.
     """
     import torch
 
@@ -172,10 +182,10 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, torch.Tensor):
             continue
-        place = storage_of(tensor).data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        if place not in seen or not tensor.numel():
+        memory = storage_of(tensor).data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        if memory not in seen or not tensor.numel():
             state[name] = tensor.detach().cpu().contiguous()
-        seen.add(place)
+        seen.add(memory)
     if not state:
         raise UsageError(f"{type(model).__name__} has no parameters, so its checkpoint holds nothing")
     return state
@@ -183,7 +193,9 @@ def state_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def why_not_saved(kind: Kind) -> str | None:
     """Return why a format cannot be saved here; None if it can."""
-    return "safetensors is not installed" if kind == "safetensors" and find_spec("safetensors") is None else None
+    if kind == "safetensors" and find_spec("safetensors") is None:
+        return "safetensors is not installed"
+    return None
 
 
 def save_as(kind: Kind, state: dict[str, torch.Tensor], folder: Path) -> Path:

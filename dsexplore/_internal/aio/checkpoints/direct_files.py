@@ -44,24 +44,24 @@ _DTYPES = {
     "F8_E5M2": "float8_e5m2",
     "F8_E8M0": "float8_e8m0fnu",
 }
-"""The names of dtypes in the header of a safetensors file, and torch's."""
+"""{name of a dtype in the header of a safetensors file: torch's name}."""
 
 
 @names_arguments
 def load_file(path: str | os.PathLike[str]) -> dict[str, object]:
     """Read a state dict with direct I/O: a safetensors file, a file of ``torch.save``, or shards with an index.
 
-    A cold file loads about as fast as the disk can read. A file that is in the page cache is read from the disk
-    nevertheless, and loads faster with the library's own call. `dsexplore.aio.loading` measures both::
+    A cold file loads about as fast as the disk can read. A file that is in the page cache is read from the disk, too,
+    and loads faster with the library's own call. `dsexplore.aio.loading` measures both::
 
         model.load_state_dict(dsexplore.aio.load_file("model.safetensors"), assign=True)
 
     Tensors are on the CPU and share the memory that their file was read into. No pickled code is run: files of
-    ``torch.save`` are read as by ``torch.load(weights_only=True)``.
+    ``torch.save`` are read as ``torch.load(weights_only=True)`` reads them.
 
     Raises:
         FileNotFoundError: there is no such file.
-        UsageError: no checkpoint, one of ``torch.distributed.checkpoint``, or a file that holds no dict.
+        UsageError: not a checkpoint, one of ``torch.distributed.checkpoint``, or a file that holds no dict.
         OSError: the disk fails.
 
     Examples:
@@ -127,31 +127,32 @@ def name_of_dtype(dtype: torch.dtype) -> str:
     Raises:
         UsageError: safetensors has no name for it.
     """
-    word = str(dtype).removeprefix("torch.")
-    for name, its in _DTYPES.items():
-        if its == word:
+    torch_name = str(dtype).removeprefix("torch.")
+    for name, known_name in _DTYPES.items():
+        if known_name == torch_name:
             return name
     raise UsageError(f"safetensors has no name for {dtype}: convert the tensor, or save it with torch.save")
 
 
 def _safetensors(file: Path, memory: Buffer) -> dict[str, object]:
+    """Return the tensors of a safetensors file that was read into a buffer."""
     import torch
 
     entries, origin = header_of(file)
-    whole = torch.from_numpy(memory.bytes)
+    file_bytes = torch.from_numpy(memory.bytes)
     tensors: dict[str, object] = {}
     for name, entry in entries.items():
-        begin, end = (origin + at for at in entry["data_offsets"])
+        begin, end = (origin + offset for offset in entry["data_offsets"])
         dtype = torch_dtype(entry["dtype"], file)
-        part = whole[begin:end]
-        if begin % dtype.itemsize:  # a view of it would not be aligned
-            part = part.clone()
-        tensors[name] = part.view(dtype).view(entry["shape"])
+        tensor_bytes = file_bytes[begin:end]
+        if begin % dtype.itemsize:  # a view would not be aligned
+            tensor_bytes = tensor_bytes.clone()
+        tensors[name] = tensor_bytes.view(dtype).view(entry["shape"])
     return tensors
 
 
 class _MemoryFile(io.RawIOBase):
-    """A file held in a buffer, which ``readinto`` copies once."""
+    """A file whose bytes are in a buffer; ``readinto`` copies them once."""
 
     def __init__(self, memory: Buffer) -> None:
         self._bytes, self._at = memory.bytes, 0
@@ -172,10 +173,10 @@ class _MemoryFile(io.RawIOBase):
 
     def readinto(self, into: Any) -> int:
         target = np.frombuffer(memoryview(into).cast("B"), np.uint8)
-        part = self._bytes[self._at : self._at + len(target)]
-        target[: len(part)] = part
-        self._at += len(part)
-        return len(part)
+        source = self._bytes[self._at : self._at + len(target)]
+        target[: len(source)] = source
+        self._at += len(source)
+        return len(source)
 
 
 _PIECE = 32 << 20
@@ -186,16 +187,16 @@ _PIECE = 32 << 20
 def save_file(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
     """Write tensors to a safetensors file with direct I/O, and return when every byte is on the disk.
 
-    The page cache stays free for data, and the disk is busy from the first byte on. A file of that name is replaced
-    once the new one is whole::
+    The page cache stays free for other data, and the disk is busy from the first byte on. An existing file is replaced
+    once the new one is complete::
 
         dsexplore.aio.save_file(model.state_dict(), "/nvme/step1000.safetensors")
 
-    Tensors on other devices are copied to the CPU one at a time. Two names of one tensor are written twice.
+    Tensors on other devices are copied to the CPU one at a time. A tensor with two names is written twice.
 
     Raises:
-        UsageError: a value that is not a tensor, a tensor without memory, or a dtype that safetensors has no name for.
-        OSError: the disk fails, or is full; the file of that name stays as it was.
+        UsageError: a value that is not a tensor, a tensor without memory, or a dtype that safetensors does not have.
+        OSError: the disk fails, or is full; an existing file stays as it was.
 
     Examples:
         >>> dsexplore.aio.save_file({"weight": torch.ones(2, 3)}, "model.safetensors")
@@ -203,22 +204,22 @@ def save_file(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str])
         True
     """
     target = Path(path)
-    header, contents = _laid_out(tensors)
+    header, contents = _layout(tensors)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
-        unfinished.write_bytes(b"")  # what a process of this number left when it was killed may be longer
+        unfinished.write_bytes(b"")  # a killed process with the same number may have left a longer file
         with aio_handle.from_config(NEAR_LIMIT) as handle:
             _write(handle, unfinished, header, contents)
         _make_durable(unfinished)
         unfinished.replace(target)
-        _make_durable(target.parent)  # its new name
+        _make_durable(target.parent)  # the file's new name
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
 
 
 def _make_durable(path: Path) -> None:
-    """Wait until the disk has a file's bytes, or a folder's names."""
+    """Wait until a file's bytes, or the names in a folder, are on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         make_durable(fd)
@@ -226,8 +227,8 @@ def _make_durable(path: Path) -> None:
         os.close(fd)
 
 
-def _laid_out(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
-    """Return the header of the file, and the tensors in the order of their bytes: the widest dtypes first."""
+def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
+    """Return the header of the file, and the tensors in the order in the file: the widest dtypes first."""
     import torch
 
     for name, tensor in tensors.items():
@@ -248,19 +249,17 @@ def _laid_out(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Te
 
 
 def _write(handle: aio_handle, path: Path, header: bytes, contents: list[torch.Tensor]) -> None:
-    """Copy header and tensors through two buffers in turn: one is written while the other is filled."""
-    import numpy as np
-
+    """Write header and tensors through two buffers in turn: one is written while the other is filled."""
     total = len(header) + sum(tensor.nbytes for tensor in contents)
     piece = min(_PIECE, -(-total // PAGE) * PAGE)
     buffers = [Buffer(piece).populate(), Buffer(piece).populate()]
-    turn = used = at = 0
+    turn = used = at = 0  # buffer to fill, its used bytes, and their position in the file
     is_writing = False
-    for part in (np.frombuffer(header, np.uint8), *_bytes_of(contents)):
+    for source in (np.frombuffer(header, np.uint8), *_bytes_of(contents)):
         begin = 0
-        while begin < len(part):
-            count = min(piece - used, len(part) - begin)
-            buffers[turn].bytes[used : used + count] = part[begin : begin + count]
+        while begin < len(source):
+            count = min(piece - used, len(source) - begin)
+            buffers[turn].bytes[used : used + count] = source[begin : begin + count]
             begin, used = begin + count, used + count
             if used == piece:
                 if is_writing:
@@ -275,6 +274,7 @@ def _write(handle: aio_handle, path: Path, header: bytes, contents: list[torch.T
 
 
 def _bytes_of(contents: list[torch.Tensor]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of each tensor on the CPU; tensors without elements are omitted."""
     import torch
 
     for tensor in contents:

@@ -1,6 +1,6 @@
-"""The calls that people load checkpoints with, and the tensors that they load into.
+"""The calls that load a checkpoint, and the tensors to load into.
 
-`loading` times each call of `loaders_of`, and copies what it returns into `new_targets`.
+`loading` times each call of `loaders_of`, and copies the tensors that it returns into those of `new_targets`.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ NO_SAFETENSORS = "safetensors is not installed (pip install 'dsexplore[checkpoin
 
 Tensors = dict[str, "torch.Tensor"]
 LoadFunction = Callable[[Checkpoint, Tensors], Iterator[Mapping[str, object]]]
-"""Takes a checkpoint and the tensors to fill. Yields the content of each file, or one empty dict if it fills them."""
+"""Called with a checkpoint and the tensors to fill; yields the content of each file, or an empty dict if it has filled
+the tensors itself."""
 
 
 @dataclass(frozen=True)
 class Loader:
-    """A way to load a checkpoint."""
+    """A call that loads a checkpoint."""
 
     name: str
-    """The call, as one types it."""
+    """The call, as a user writes it."""
     load: LoadFunction
+    """Loads the checkpoint."""
     maps: bool = False
-    """True if its call maps the file and returns before its bytes are read."""
+    """True if the call maps the file, and returns before its bytes are read."""
 
 
 def loaders_of(checkpoint: Checkpoint) -> list[Loader]:
-    """Return the ways to load a checkpoint here; the first is the customary one."""
+    """Return the calls that can load a checkpoint here, the customary one first."""
     if checkpoint.kind == "DCP":
         return [Loader("torch.distributed.checkpoint.load", _load_dcp)]
-    of_library = _safetensors_loaders() if checkpoint.kind == "safetensors" else _torch_loaders(checkpoint)
-    return [*of_library, Loader(DIRECT, _load_direct)]
+    library_loaders = _safetensors_loaders() if checkpoint.kind == "safetensors" else _torch_loaders(checkpoint)
+    return [*library_loaders, Loader(DIRECT, _load_direct)]
 
 
 def _file_by_file(load: Callable[[Path], Mapping[str, object]]) -> LoadFunction:
+    """Return a function that loads the files of a checkpoint one after another."""
     return lambda checkpoint, targets: map(load, checkpoint.files)
 
 
 def _safetensors_loaders() -> list[Loader]:
-    """Return the loaders of safetensors, which maps files; from version 0.8 on it can also read them."""
+    """Return the calls of safetensors, which maps files; since version 0.8 it can also read them."""
     if find_spec("safetensors") is None:
         return []
     from safetensors.torch import load_file
@@ -68,7 +71,7 @@ def _safetensors_loaders() -> list[Loader]:
 
 
 def _torch_loaders(checkpoint: Checkpoint) -> list[Loader]:
-    """Return the loaders of ``torch.save``'s files; the last one maps them if they can be mapped."""
+    """Return the calls that load files of ``torch.save``; the last one maps them if that is possible."""
     import torch
 
     load = partial(torch.load, map_location="cpu", weights_only=True)
@@ -88,7 +91,7 @@ def _load_dcp(checkpoint: Checkpoint, targets: Tensors) -> Iterator[Mapping[str,
     from torch.distributed.checkpoint.state_dict_loader import load
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process is what is measured
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as intended: one process is measured
         load(dict(targets), checkpoint_id=checkpoint.path, no_dist=True)
     yield {}
 
@@ -111,10 +114,10 @@ def tensors_in(loaded: object, name: str = "") -> Iterator[tuple[str, torch.Tens
 
 
 def new_targets(checkpoint: Checkpoint) -> Tensors:
-    """Return tensors for all that a checkpoint holds, in memory that was written, as a model's parameters are.
+    """Return a tensor for each tensor in a checkpoint, in memory that is allocated, as that of a model's parameters.
 
     Raises:
-        UsageError: it holds no tensors, or a file of ``torch.save`` more than tensors and plain values.
+        UsageError: the checkpoint holds no tensors, or a file of ``torch.save`` holds other objects.
     """
     import torch
 
@@ -123,14 +126,17 @@ def new_targets(checkpoint: Checkpoint) -> Tensors:
         "torch.save": _torch_shapes,
         "DCP": _dcp_shapes,
     }
-    likes = shapes[checkpoint.kind](checkpoint)
-    targets = {name: torch.empty(like.shape, dtype=like.dtype).zero_() for name, like in likes}
+    targets = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype).zero_()
+        for name, tensor in shapes[checkpoint.kind](checkpoint)
+    }
     if not targets:
         raise UsageError(f"{checkpoint.path} holds no tensors, so there is nothing to load")
     return targets
 
 
 def _safetensors_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a meta tensor for each tensor in the headers of safetensors files."""
     import torch
 
     for file in checkpoint.files:
@@ -139,6 +145,7 @@ def _safetensors_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Ten
 
 
 def _torch_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of files of ``torch.save``; raise UsageError if they hold other objects."""
     from pickle import UnpicklingError
 
     try:
@@ -152,6 +159,7 @@ def _torch_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _dcp_shapes(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield a meta tensor for each tensor in the metadata of ``torch.distributed.checkpoint``."""
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata

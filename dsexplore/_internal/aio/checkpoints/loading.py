@@ -1,8 +1,8 @@
-"""``dsexplore.aio.loading``: how fast a checkpoint loads, with what people use, beside the disk's limit.
+"""``dsexplore.aio.loading``: how fast a checkpoint loads with each call, beside the disk's limit.
 
-Each round loads with each call once from a cold disk and once warm, in turn, so that a disk with a drifting rate treats
-all of them in the same way. Each loads into memory that is new, as in a program that loads once. What a call returns is
-copied into tensors that are there already, because a call that maps a file returns before its bytes are read.
+Each round loads with each call in turn, once from a cold disk and once warm, so that a drifting disk affects all calls.
+Each load allocates new memory, as in a program that loads once. The returned tensors are copied into existing ones,
+because a call that maps a file returns before its bytes are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT, as_integer
-from dsexplore._internal.aio.buffers import Buffer, give_back_free_memory
+from dsexplore._internal.aio.buffers import Buffer, free_memory, give_back_free_memory
 from dsexplore._internal.aio.checkpoints.checkpoint_files import (
     KINDS,
     Checkpoint,
@@ -39,7 +39,6 @@ from dsexplore._internal.aio.checkpoints.loading_result import CheckpointTimes, 
 from dsexplore._internal.aio.disk import disk_of, drop_cached
 from dsexplore._internal.aio.handle import aio_handle
 from dsexplore._internal.aio.sweeps.scratch import check_space
-from dsexplore._internal.aio.sweeps.sweep_setup import free_memory
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.progress import Work, track
 from dsexplore._internal.signatures import names_arguments
@@ -49,9 +48,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 _PIECE = 256 << 20
-"""Bytes that the disk's limit is measured with at a time."""
+"""Bytes that are read at a time to measure the disk's limit."""
 
 Clock = Callable[[], float]
+"""Returns seconds."""
 
 
 @names_arguments
@@ -64,9 +64,9 @@ def loading(
 ) -> LoadingResult:
     """Measure how fast a checkpoint loads, from a cold disk and warm, and say what to change.
 
-    Measured are the calls that people use (``safetensors.torch.load_file``, ``torch.load`` with and without ``mmap``,
-    ``torch.distributed.checkpoint.load``) and `dsexplore.aio.load_file`, which reads with direct I/O, beside the rate
-    at which the disk can deliver the files. Nothing is written if a path is given::
+    The calls are ``safetensors.torch.load_file``, ``torch.load`` with and without ``mmap``,
+    ``torch.distributed.checkpoint.load``, and `dsexplore.aio.load_file`, which reads with direct I/O. The rate at which
+    the disk can deliver the files is measured, too. For a path, nothing is written::
 
         dsexplore.aio.loading("model.safetensors")
         dsexplore.aio.loading(model, folder="/nvme")
@@ -75,14 +75,14 @@ def loading(
         path_or_model: a ``.safetensors`` file, a file of ``torch.save``, the ``…index.json`` of shards, a folder with
             one of these or with a checkpoint of ``torch.distributed.checkpoint``; or a model, whose state dict is saved
             in each of the three formats, and removed afterwards.
-        folder: where a model's checkpoints are written; the disk that is measured.
-        rounds: cold and warm loads with each call; medians are shown.
-        max_read: bytes of shards to read; of more, the first ones stand for the others.
+        folder: folder for a model's checkpoints, on the disk to measure.
+        rounds: number of cold and of warm loads with each call; medians are shown.
+        max_read: bytes of shards to read; if there are more, only the first shards are read.
 
     Raises:
         FileNotFoundError: there is no such path, or a shard that an index names is missing.
-        UsageError: no checkpoint, a file that holds more than tensors and plain values, a checkpoint that does not fit
-            into free memory, or a model without memory.
+        UsageError: not a checkpoint, a file that holds more than tensors and plain values, a checkpoint that does not
+            fit into free memory, or a model without memory.
         OSError: the disk fails, or has no room for a model's checkpoints.
     """
     times = as_integer(rounds)
@@ -97,7 +97,7 @@ def loading(
 
 @contextmanager
 def _saved(model: nn.Module, folder: str | os.PathLike[str]) -> Iterator[list[Checkpoint]]:
-    """Save a model in each format that can be saved here, and remove the files at the end."""
+    """Save a model in each format that can be saved here; the files are removed at the end of the block."""
     state = state_of(model)
     kinds = [kind for kind in KINDS if why_not_saved(kind) is None]
     check_space(os.fspath(folder), len(kinds) * sum(tensor.nbytes for tensor in state.values()))
@@ -106,7 +106,7 @@ def _saved(model: nn.Module, folder: str | os.PathLike[str]) -> Iterator[list[Ch
 
 
 def _measure(title: str, checkpoints: Sequence[Checkpoint], rounds: int, clock: Clock) -> LoadingResult:
-    """Measure each checkpoint after the other; `clock` returns seconds."""
+    """Measure one checkpoint after another."""
     disk = disk_of(checkpoints[0].files[0])
     total = sum(rounds * (2 * len(loaders_of(checkpoint)) + 1) for checkpoint in checkpoints)
     with track("loading", total, "loads") as work:
@@ -115,18 +115,20 @@ def _measure(title: str, checkpoints: Sequence[Checkpoint], rounds: int, clock: 
 
 
 def _notes(checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
+    """Yield sentences on shards and calls that were not measured."""
     for checkpoint in checkpoints:
         if checkpoint.left_out:
-            read, of_all = len(checkpoint.files), len(checkpoint.files) + checkpoint.left_out
+            read = len(checkpoint.files)
             size = format_bytes(checkpoint.nbytes)
-            yield f"Of {of_all} shards, the first {read} were read ({size}); max_read= reads more."
+            yield f"Of {read + checkpoint.left_out} shards, the first {read} were read ({size}); max_read= reads more."
     if why_not_saved("safetensors") is not None:
         yield NO_SAFETENSORS
 
 
 def _measure_checkpoint(checkpoint: Checkpoint, rounds: int, clock: Clock, work: Work) -> CheckpointTimes:
+    """Time all calls that can load a checkpoint, round by round."""
     _check_memory(checkpoint)
-    gc.collect()  # tensors that map a file keep its pages
+    gc.collect()  # tensors that map a file would keep its pages
     loaders = loaders_of(checkpoint)
     targets = new_targets(checkpoint)
     cold: dict[str, list[LoadTime]] = {loader.name: [] for loader in loaders}
@@ -147,7 +149,11 @@ def _measure_checkpoint(checkpoint: Checkpoint, rounds: int, clock: Clock, work:
             work.advance(2, loader.name)
     times = [
         LoaderTimes(
-            loader.name, loader.maps, tuple(cold[loader.name]), tuple(warm[loader.name]), _largest(cached[loader.name])
+            loader.name,
+            maps=loader.maps,
+            cold=tuple(cold[loader.name]),
+            warm=tuple(warm[loader.name]),
+            still_cached=_largest(cached[loader.name]),
         )
         for loader in loaders
     ]
@@ -155,14 +161,14 @@ def _measure_checkpoint(checkpoint: Checkpoint, rounds: int, clock: Clock, work:
 
 
 def load_once(loader: Loader, checkpoint: Checkpoint, targets: Tensors, clock: Clock) -> LoadTime:
-    """Load once; what a file holds is copied and freed before the next file is loaded."""
+    """Load a checkpoint once; the tensors of a file are copied and freed before the next file is loaded."""
     call = fill = 0.0
     begun = clock()
     for content in loader.load(checkpoint, targets):
         loaded = clock()
         call += loaded - begun
         _copy(content, targets)
-        del content  # given back to the system before the clock is read: that is part of a load
+        del content  # to free the memory is part of a load
         begun = clock()
         fill += begun - loaded
     return LoadTime(call, fill)
@@ -174,8 +180,8 @@ def _copy(content: Mapping[str, object], targets: Tensors) -> None:
 
 
 def _limit(checkpoint: Checkpoint, clock: Clock) -> float:
-    """Return the bytes per second at which the files are read with direct I/O into one buffer again and again."""
-    drop_files(checkpoint)  # a filesystem without direct I/O reads through the page cache
+    """Return the bytes per second at which the files are read with direct I/O, into one buffer."""
+    drop_files(checkpoint)  # without direct I/O, files are read through the page cache
     piece = min(_PIECE, max(checkpoint.sizes))
     memory = Buffer(piece).populate()
     with aio_handle.from_config(NEAR_LIMIT) as handle:
@@ -187,7 +193,7 @@ def _limit(checkpoint: Checkpoint, clock: Clock) -> float:
 
 
 def drop_files(checkpoint: Checkpoint) -> float | None:
-    """Drop the files from the page cache; return the largest fraction of one that stayed, None if unknown."""
+    """Drop the files from the page cache; return the largest fraction of a file that stayed, None if unknown."""
     shares = []
     for file in checkpoint.files:
         with file.open("rb") as opened:
@@ -196,12 +202,13 @@ def drop_files(checkpoint: Checkpoint) -> float | None:
 
 
 def _largest(shares: Sequence[float | None]) -> float | None:
+    """Return the largest fraction; None if one is unknown."""
     measured = [share for share in shares if share is not None]
     return max(measured) if len(measured) == len(shares) else None
 
 
 def _read_through_cache(checkpoint: Checkpoint) -> None:
-    """Read the files, so that they are in the page cache: direct I/O leaves nothing there."""
+    """Read the files into the page cache, where direct I/O leaves nothing."""
     block = bytearray(8 << 20)
     for file in checkpoint.files:
         with file.open("rb", buffering=0) as opened:
@@ -210,7 +217,7 @@ def _read_through_cache(checkpoint: Checkpoint) -> None:
 
 
 def _check_memory(checkpoint: Checkpoint) -> None:
-    """Raise if the parameters and the largest file that is loaded into them do not fit."""
+    """Raise UsageError if the tensors to fill, and what a load of the largest file takes, do not fit into memory."""
     needed, free = checkpoint.nbytes + 2 * max(checkpoint.sizes), free_memory()
     if free is not None and needed > free:
         files = format_count(len(checkpoint.files), "file")

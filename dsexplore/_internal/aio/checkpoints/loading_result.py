@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import polars
 
 _MATTERS = 0.1
-"""Relative gain from which another call is advised, if each of its times is below each of the usual call's."""
+"""Relative gain from which another call is advised, if each of its times is below each of the customary call's."""
 _AT_LIMIT = 1.15
-"""A load that takes no longer than this multiple of the disk's own time is limited by the disk."""
+"""Ratio of a load's time to the disk's up to which the disk is the limit."""
 _CACHED = 0.01
-"""Fraction of the files that may still be cached in a cold load."""
+"""Fraction of the files that may be cached in a cold load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class LoadTime:
     """Seconds of one load."""
 
     call: float
-    """Seconds in the library's own calls, one per file."""
+    """Seconds in the library's calls, one per file."""
     fill: float
-    """Seconds in copying what they return into existing parameters, as ``load_state_dict`` does. A call that maps the
-    file reads its bytes only then. 0 if the call fills the parameters itself."""
+    """Seconds to copy the returned tensors into existing parameters, as ``load_state_dict`` does; 0 if the call fills
+    the parameters itself. If the call maps the file, its bytes are read here."""
 
     @property
     def seconds(self) -> float:
-        """Both together: until the parameters hold the values."""
+        """Seconds until the parameters hold the values."""
         return self.call + self.fill
 
 
@@ -46,32 +46,33 @@ class LoaderTimes:
     """Measured loads of one checkpoint with one call."""
 
     name: str
+    """The call, as a user writes it."""
     maps: bool
     """True if the call maps the file, so that its bytes are read when they are copied."""
     cold: tuple[LoadTime, ...]
-    """With the files dropped from the page cache before."""
+    """Loads after the files were dropped from the page cache."""
     warm: tuple[LoadTime, ...]
-    """Just after another load of the same files."""
+    """Loads just after the files were read through the page cache."""
     still_cached: float | None
-    """Largest fraction of the files that was in the page cache before a cold load; None if the system cannot say."""
+    """Largest fraction of a file that was in the page cache before a cold load; None if unknown."""
 
     @property
     def cold_seconds(self) -> float:
-        """Median of the cold loads."""
+        """Median seconds of the cold loads."""
         return median([load.seconds for load in self.cold])
 
     @property
     def warm_seconds(self) -> float:
-        """Median of the warm loads."""
+        """Median seconds of the warm loads."""
         return median([load.seconds for load in self.warm])
 
     @property
     def waiting(self) -> float:
-        """Seconds that a cold load takes longer than a warm one: waiting for the disk."""
+        """Seconds that a cold load waits for the disk: its time beyond that of a warm load."""
         return max(self.cold_seconds - self.warm_seconds, 0.0)
 
     def is_surely_faster_than(self, other: LoaderTimes) -> bool:
-        """Return True if it is faster by a tenth, and its slowest cold load beats the other's fastest."""
+        """Return True if this call is faster by a tenth, and its slowest cold load beats the other's fastest."""
         slowest, fastest = max(load.seconds for load in self.cold), min(load.seconds for load in other.cold)
         return self.cold_seconds < other.cold_seconds * (1 - _MATTERS) and slowest < fastest
 
@@ -81,10 +82,11 @@ class CheckpointTimes:
     """Measured loads of one checkpoint."""
 
     checkpoint: Checkpoint
+    """The files that were loaded."""
     loaders: tuple[LoaderTimes, ...]
-    """The customary one first."""
+    """Times of each call, the customary one first."""
     limit: tuple[float, ...]
-    """Bytes per second at which the files were read with direct I/O, without making tensors of them; one per round."""
+    """Bytes per second in each round at which the files were read with direct I/O, without creating tensors."""
 
     @property
     def disk_seconds(self) -> float:
@@ -93,17 +95,17 @@ class CheckpointTimes:
 
     @property
     def best(self) -> LoaderTimes:
-        """Customary call, unless another is surely faster from a cold disk: then the fastest of these."""
+        """Fastest of the calls that are surely faster than the customary one from a cold disk; else the customary."""
         usual = self.loaders[0]
         faster = [loader for loader in self.loaders[1:] if loader.is_surely_faster_than(usual)]
         return min(faster, key=lambda loader: loader.cold_seconds, default=usual)
 
     def is_at_limit(self, times: LoaderTimes) -> bool:
-        """Return True if a cold load takes hardly longer than the disk needs for the files."""
+        """Return True if the disk limits a cold load: it takes hardly longer than the disk needs for the files."""
         return times.cold_seconds <= self.disk_seconds * _AT_LIMIT
 
     def is_busy(self, times: LoaderTimes) -> bool:
-        """Return True if most of a cold load is the processor's work, and not the disk's."""
+        """Return True if the processor takes most of the time of a cold load."""
         return not self.is_at_limit(times) and times.warm_seconds > times.cold_seconds / 2
 
 
@@ -127,7 +129,7 @@ class LoadingResult(Result):
         """Return the loads of one format: ``"safetensors"``, ``"torch.save"`` or ``"DCP"``.
 
         Raises:
-            UsageError: it was not measured.
+            UsageError: the format was not measured.
         """
         for times in self.measured:
             if times.checkpoint.kind == kind:
@@ -173,6 +175,7 @@ class LoadingResult(Result):
             yield f"{cold}, of which {warm}; {need}: {limit}."
 
     def _changes(self) -> Iterator[str]:
+        """Yield what would make the best load faster, and when another call is faster."""
         times, best = self.best
         copying = median([load.fill for load in best.warm])
         if not best.maps and copying > _MATTERS * best.cold_seconds:
@@ -193,6 +196,7 @@ class LoadingResult(Result):
             )
 
     def _doubts(self) -> Iterator[str]:
+        """Yield reasons why cold times or the disk's limit may be wrong."""
         cached = [loader.still_cached for times in self.measured for loader in times.loaders]
         measured = [share for share in cached if share is not None]
         if not self.disk.direct:
@@ -212,9 +216,9 @@ class LoadingResult(Result):
         """Return a row per format and call.
 
         Columns: ``format``; ``call``; ``bytes`` of the files; ``cold`` and ``warm``, median seconds until the
-        parameters hold the values; ``cold_call`` and ``warm_call``, of which in the call itself; ``waiting``, seconds
-        of ``cold`` beyond ``warm``; ``disk``, seconds that the disk needs for the files at its limit; ``rate``, bytes
-        per second of ``cold``; ``still_cached``, the fraction of the files that did not leave the page cache.
+        parameters hold the values; ``cold_call`` and ``warm_call``, seconds in the call itself; ``waiting``, seconds of
+        ``cold`` beyond ``warm``; ``disk``, seconds that the disk needs for the files at its limit; ``rate``, bytes per
+        second of ``cold``; ``still_cached``, largest fraction of a file that did not leave the page cache.
         """
         import polars as pl
 

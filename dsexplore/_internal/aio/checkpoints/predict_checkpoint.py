@@ -44,30 +44,31 @@ class MethodCost:
     writers: str
     """``rank 0`` or ``every rank``."""
     save: float
-    """Until every byte is on the disk, with fsync."""
+    """Seconds until every byte is on the disk, with fsync."""
     load: float
-    """From a cold disk."""
+    """Seconds to load from a cold disk."""
     stall: float
-    """Until the next step can begin."""
+    """Seconds until the next step can begin."""
     every: float
-    """Shortest time between two checkpoints for which stalls are no more of the time than was allowed."""
+    """Shortest seconds between two checkpoints with which stalls take no more than the allowed fraction of the time."""
 
 
 @dataclass(frozen=True)
 class CheckpointCost(Result):
-    """What checkpoints of a model take; made by ``dsexplore.sharding(...).checkpoint(disk)``."""
+    """Predicted bytes and seconds of a model's checkpoints; made by ``dsexplore.sharding(...).checkpoint(disk)``."""
 
     title: str
     """Class of the model."""
     disk: Disk
     """Disk that was measured."""
     nbytes: int
-    """Bytes of one checkpoint in all."""
+    """Bytes of one checkpoint, of all ranks."""
     rank_bytes: int
-    """Bytes of it that the rank with most of them writes."""
+    """Largest number of bytes that a rank writes for one checkpoint."""
     ranks: int
+    """Number of ranks."""
     ranks_per_node: int
-    """Ranks that share the disk."""
+    """Number of ranks that share a disk."""
     overhead: float
     """Fraction of the time that steps may wait for checkpoints."""
     step_seconds: float | None
@@ -82,18 +83,18 @@ class CheckpointCost(Result):
 
     @property
     def best(self) -> MethodCost:
-        """Method that can be afforded most often; of equal ones the first to be durable."""
+        """Method that can be afforded most often; of equal methods, the one that is durable first."""
         return min(self.methods, key=lambda method: (method.every, method.save))
 
     def verdict(self) -> str:
-        """Return what to save with, and how often it can be afforded."""
+        """Return which method to save with, and how often a checkpoint can be afforded."""
         best = self.best
-        held = f"holds a step for {format_seconds(best.stall)}"
         later = "" if best.save <= best.stall else f" and is on the disk after {format_seconds(best.save)}"
-        return f"Save with {best.name}: it {held}{later}; affordable every {self.interval(best)}."
+        stall = format_seconds(best.stall)
+        return f"Save with {best.name}: it holds a step for {stall}{later}; affordable every {self.interval(best)}."
 
     def interval(self, method: MethodCost) -> str:
-        """Return how often a method can be afforded, in seconds, and in steps if their time is known."""
+        """Return the shortest time between two checkpoints as text, in steps too if the time of a step is known."""
         if not self.step_seconds:
             return format_seconds(method.every)
         steps = max(-(-method.every // self.step_seconds), 1)
@@ -146,7 +147,7 @@ def checkpoint_cost(
         sum(_saved_tensors(tensor, assumed) for tensor in sharding.tensors),
     )
     written, held = _shares_of_ranks(sharding, assumed)
-    together = min(ranks_per_node, sharding.mesh.size)
+    processes = min(ranks_per_node, sharding.mesh.size)
     return CheckpointCost(
         title=sharding.title,
         disk=rates.disk,
@@ -156,12 +157,16 @@ def checkpoint_cost(
         ranks_per_node=ranks_per_node,
         overhead=overhead,
         step_seconds=step_seconds,
-        methods=tuple(_cost(method, rates, whole, written, held, together, overhead) for method in rates.methods),
+        methods=tuple(
+            _cost(method, rates, whole=whole, written=written, held=held, processes=processes, overhead=overhead)
+            for method in rates.methods
+        ),
         notes=(_states(assumed), _NOTE, *rates.notes),
     )
 
 
 def _states(assumed: Assumptions) -> str:
+    """Return a sentence on which tensors are counted."""
     if not assumed.states:
         return "Counted are the parameters."
     dtype = "" if assumed.state_dtype is None else f" in {str(assumed.state_dtype).removeprefix('torch.')}"
@@ -172,24 +177,25 @@ def _factor(tensor: PlacedTensor, assumed: Assumptions) -> float:
     """Return the bytes of a tensor with its optimizer's states, per byte of the tensor."""
     if not tensor.requires_grad:
         return 1.0
-    itemsize = tensor.dtype.itemsize
-    return 1 + assumed.states * (itemsize if assumed.state_dtype is None else assumed.state_dtype.itemsize) / itemsize
+    state_dtype = tensor.dtype if assumed.state_dtype is None else assumed.state_dtype
+    return 1 + assumed.states * state_dtype.itemsize / tensor.dtype.itemsize
 
 
 def _saved_tensors(tensor: PlacedTensor, assumed: Assumptions) -> int:
-    """Return the number of tensors that are saved for one of the model."""
+    """Return the number of tensors that are saved for one tensor of the model: itself and its optimizer's states."""
     return 1 + assumed.states if tensor.requires_grad else 1
 
 
 class _Share(NamedTuple):
-    """What one process saves or loads."""
+    """The part of a checkpoint that one process saves or loads."""
 
     nbytes: float
     tensors: float
+    """Number of tensors; a fraction if ranks share the work."""
 
 
 def _shares_of_ranks(sharding: Sharding, assumed: Assumptions) -> tuple[_Share, _Share]:
-    """Return the most that a rank writes, where copies share the work, and that it holds."""
+    """Return the largest share that a rank writes, if ranks with copies divide the work, and the largest it holds."""
     if not sharding.tensors:
         raise UsageError("there are no tensors, so a checkpoint holds nothing")
     blocks = blocks_of(sharding.mesh, sharding.tensors)
@@ -210,12 +216,24 @@ def _shares_of_ranks(sharding: Sharding, assumed: Assumptions) -> tuple[_Share, 
 def _cost(
     method: MethodRates,
     rates: CheckpointRates,
+    *,
     whole: _Share,
     written: _Share,
     held: _Share,
-    together: int,
+    processes: int,
     overhead: float,
 ) -> MethodCost:
+    """Return the predicted seconds of one method.
+
+    Args:
+        method: measured rates of the method.
+        rates: measured rates of the disk.
+        whole: the whole checkpoint, which rank 0 writes with ``torch.save``.
+        written: the largest share that a rank writes with the other methods.
+        held: the largest share that a rank loads.
+        processes: number of ranks that share a disk.
+        overhead: fraction of the time that steps may wait.
+    """
     if method.name == TORCH_SAVE:
         alone = method.seconds(*whole)
         return MethodCost(
@@ -226,12 +244,10 @@ def _cost(
             stall=alone.durable,
             every=alone.durable / overhead,
         )
-    save = method.overhead(written.tensors).durable + written.nbytes * together / min(
-        together * method.write_rate, rates.write_limit
-    )
-    load = method.overhead(held.tensors).load + held.nbytes * together / min(
-        together * method.read_rate, rates.read_limit
-    )
+    write_rate = min(processes * method.write_rate, rates.write_limit)
+    read_rate = min(processes * method.read_rate, rates.read_limit)
+    save = method.overhead(written.tensors).durable + written.nbytes * processes / write_rate
+    load = method.overhead(held.tensors).load + held.nbytes * processes / read_rate
     if method.name != ASYNCHRONOUS:
         return MethodCost(method.name, writers="every rank", save=save, load=load, stall=save, every=save / overhead)
     stall = method.seconds(*written).stall

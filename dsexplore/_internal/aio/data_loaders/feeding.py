@@ -1,4 +1,4 @@
-"""``dsexplore.aio.feeding``: samples per second of a user's `DataLoader`, and whether disk or processor limits them."""
+"""``dsexplore.aio.feeding``: the samples per second of a `DataLoader`, and whether disk or processor limits them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     import torch
 
 _BETWEEN_LOOKS = 0.1
-"""Seconds between two looks at the workers, which are gone once their data set has ended."""
+"""Seconds between two looks at the workers; one that ends in between is not seen at its end."""
 Look = Callable[[], tuple[dict[int, ProcessUse], dict[int, ProcessUse]]]
-"""Returns what this process, and what its workers have used so far."""
+"""Returns ({process: use} of this process, {process: use} of its workers)."""
 
 
 @names_arguments
 def feeding(
     loader: Iterable[object], seconds: float = 10.0, *, step_seconds: float | None = None, warmup: int = 2
 ) -> FeedingResult:
-    """Take batches from a data loader as fast as it gives them, and say what limits it: the disk or the processor.
+    """Take batches from a data loader as fast as possible, and say what limits it: the disk or the processor.
 
-    Batches are dropped, nothing else runs in the meantime::
+    Batches are dropped, and nothing else runs meanwhile::
 
         dsexplore.aio.feeding(DataLoader(dataset, batch_size=32, num_workers=4), step_seconds=0.25)
 
     Args:
-        loader: a ``torch.utils.data.DataLoader``, or anything that yields batches. Its first pass begins anew.
-        seconds: for how long batches are taken; less if the loader ends.
-        step_seconds: of a training step without waiting for input, to say whether it waits.
-        warmup: number of first batches that do not count, while workers start and fill their queues.
+        loader: a ``torch.utils.data.DataLoader``, or another iterable of batches; a new pass over it is started.
+        seconds: seconds to take batches; less if the loader ends.
+        step_seconds: seconds of a training step without waiting for input; None if unknown.
+        warmup: number of first batches that are not counted, while workers start and fill their queues.
 
     Raises:
-        UsageError: nothing to iterate over, a duration or number out of range, or a loader that ends too early.
+        UsageError: `loader` is not iterable or ends too early, or a duration is out of range.
     """
     if not seconds > 0:
         raise UsageError(f"seconds {seconds:g} is not a duration: give a positive number")
@@ -53,9 +53,17 @@ def feeding(
         raise UsageError(f"step_seconds {step_seconds:g} is not a duration: give the seconds of a step without input")
     if not isinstance(loader, Iterable):
         raise UsageError(f"{type(loader).__name__} yields no batches: give a DataLoader")
-    persistent = getattr(loader, "persistent_workers", False)  # they may run since an earlier pass
-    others = set() if persistent else set(children_of(os.getpid()))
-    return measure(loader, seconds, step_seconds, warmup, time.perf_counter, partial(_look, others))
+    others = set(children_of(os.getpid()))
+    if getattr(loader, "persistent_workers", False):
+        others = set()  # workers may run since an earlier pass
+    return measure(
+        loader,
+        seconds,
+        step_seconds=step_seconds,
+        warmup=warmup,
+        clock=time.perf_counter,
+        look=partial(_look, others),
+    )
 
 
 def measure(
@@ -66,13 +74,23 @@ def measure(
     clock: Callable[[], float],
     look: Look,
 ) -> FeedingResult:
-    """Take batches for some seconds of `clock`; `look` returns the use of processes."""
+    """Take batches for some seconds.
+
+    Args:
+        loader: iterable of batches.
+        seconds: seconds to take batches.
+        step_seconds: seconds of a training step without waiting for input; None if unknown.
+        warmup: number of first batches that are not counted.
+        clock: returns seconds.
+        look: returns what this process and its workers have used so far.
+    """
     batches = iter(loader)
     for number in range(warmup):
-        _next(batches, number)
-    before, workers = look()
-    begun = looked = clock()
-    seen = workers
+        if next(batches, None) is None:
+            raise UsageError(f"the loader ended after {number} batches: give warmup=0, or a longer one")
+    main_before, workers_before = look()
+    begun = last_look = clock()
+    workers_after = dict(workers_before)
     count = samples = nbytes = 0
     while True:
         batch = next(batches, None)
@@ -82,39 +100,35 @@ def measure(
         now = clock()
         if now - begun >= seconds:
             break
-        if now - looked >= _BETWEEN_LOOKS:
-            looked, seen = now, {**seen, **look()[1]}
-    took = clock() - begun
-    after, last = look()
-    workers_after = {**seen, **last}  # workers end with their data set
+        if now - last_look >= _BETWEEN_LOOKS:
+            last_look = now
+            workers_after |= look()[1]
+    elapsed = clock() - begun
+    main_after, workers = look()
+    workers_after |= workers  # workers that have ended stay with their last use
     if not count:
         raise UsageError(f"the loader has no more than {warmup} batches: give warmup=0, or a longer one")
     return FeedingResult(
         batches=count,
         samples=samples,
         nbytes=nbytes,
-        seconds=took,
+        seconds=elapsed,
         workers=len(workers_after),
-        of_main=used_between(before, after),
-        of_workers=used_between(workers, workers_after),
+        of_main=used_between(main_before, main_after),
+        of_workers=used_between(workers_before, workers_after),
         step_seconds=step_seconds,
         processors=len(os.sched_getaffinity(0)),
     )
 
 
-def _next(batches: object, number: int) -> None:
-    if next(batches, None) is None:  # type: ignore[call-overload]  # an iterator
-        raise UsageError(f"the loader ended after {number} batches: give warmup=0, or a longer one")
-
-
 def _look(others: set[int]) -> tuple[dict[int, ProcessUse], dict[int, ProcessUse]]:
-    """Return the use of this process, and of its child processes except `others` and helpers, which are no workers."""
+    """Return the use of this process, and of its workers: its child processes without `others` and helpers."""
     pids = set(children_of(os.getpid())) - others - helpers_of_multiprocessing()
     return use_of([os.getpid()]), use_of(pids)
 
 
 def samples_of(batch: object) -> int:
-    """Return the samples of a batch: the length of its first tensor's first dim, or of a list of samples; 1 else."""
+    """Return the number of samples in a batch: the size of its first tensor's dim 0, or the length of a list."""
     tensor = next(_tensors(batch), None)
     if tensor is not None:
         return int(tensor.shape[0]) if tensor.ndim else 1
@@ -127,6 +141,7 @@ def bytes_of(batch: object) -> int:
 
 
 def _tensors(batch: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested dicts, lists and tuples."""
     import torch
 
     if isinstance(batch, torch.Tensor):

@@ -1,4 +1,4 @@
-"""How fast a data loader gives samples, and what limits it."""
+"""The result of `dsexplore.aio.feeding`: how fast a data loader gives samples, and what limits it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     import polars
 
 _BUSY = 0.8
-"""Share of the time from which a process counts as busy: taking turns costs the rest."""
+"""Fraction of the time from which a process counts as busy."""
 _QUEUES = 0.3
-"""Share of the time that a process could compute, from which waiting for a processor is what limits it."""
+"""Fraction of its runnable time from which a process is limited by waiting for a processor."""
 _FEW = 0.01
-"""Share of the bytes that a disk delivered, below which they came from memory."""
+"""Fraction of the bytes that were read up to which the disk does not count as the limit; also of the time, up to which
+waiting for a processor is not shown."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,23 @@ class FeedingResult(Result):
     """Measured batches of a data loader; made by ``dsexplore.aio.feeding(...)``."""
 
     batches: int
+    """Number of batches."""
     samples: int
+    """Number of samples in all batches."""
     nbytes: int
     """Bytes of the tensors in all batches."""
     seconds: float
+    """Seconds in which the batches were taken."""
     workers: int
+    """Number of worker processes."""
     of_main: ProcessUse
-    """What the process that takes the batches used."""
+    """Use of the process that takes the batches."""
     of_workers: ProcessUse
-    """What all workers used."""
+    """Use of all workers."""
     step_seconds: float | None
-    """Of a training step without waiting for input; None if not given."""
+    """Seconds of a training step without waiting for input; None if unknown."""
     processors: int
-    """Processors that these processes may use."""
+    """Number of processors that these processes may use."""
 
     @property
     def rate(self) -> float:
@@ -54,13 +59,13 @@ class FeedingResult(Result):
 
     @property
     def most_by_processors(self) -> float | None:
-        """Samples per second if all processors did nothing else; None if too little was computed to say."""
+        """Samples per second if all processors did nothing else; None if no processor time was measured."""
         busy = self.of_main.cpu_seconds + self.of_workers.cpu_seconds
         return self.samples / busy * self.processors if busy > 0 else None
 
     @property
     def worker_share(self) -> float:
-        """Share of the time that a worker, or without workers this process, computes, 0 to 1."""
+        """Fraction of the time that a worker, or without workers this process, computes."""
         if not self.workers:
             return min(self.of_main.cpu_seconds / self.seconds, 1.0)
         return min(self.of_workers.cpu_seconds / self.workers / self.seconds, 1.0)
@@ -72,14 +77,14 @@ class FeedingResult(Result):
 
     @property
     def stall(self) -> float | None:
-        """Seconds that each step waits for its batch; None without the time of a step."""
+        """Seconds that each step waits for its batch; None if the time of a step is unknown."""
         if self.step_seconds is None:
             return None
         return max(self.seconds / self.batches - self.step_seconds, 0.0)
 
     @property
     def queued_share(self) -> float:
-        """Share of the time in which a worker, or without workers this process, waits for a processor, 0 to 1."""
+        """Fraction of the time that a worker, or without workers this process, waits for a processor."""
         queued = self.of_workers.queued_seconds / self.workers if self.workers else self.of_main.queued_seconds
         return min(queued / self.seconds, 1.0)
 
@@ -102,18 +107,21 @@ class FeedingResult(Result):
 
     def verdict(self) -> str:
         """Return whether a step waits for input, and what limits the loader."""
-        said = f"The loader gives {format_number(self.rate)} samples/s"
+        text = f"The loader gives {format_number(self.rate)} samples/s"
         if self.stall is not None and self.step_seconds is not None:
-            whole = self.step_seconds + self.stall
-            waits = f"a step waits {format_seconds(self.stall)} for its batch, {format_share(self.stall, whole)} of it"
-            said += f"; {waits if self.stall else 'a step does not wait for it'}"
-        return f"{said}. {_LIMITS[self.limit]}"
+            if self.stall:
+                share = format_share(self.stall, self.step_seconds + self.stall)
+                text += f"; a step waits {format_seconds(self.stall)} for its batch, {share} of it"
+            else:
+                text += "; a step does not wait for it"
+        return f"{text}. {_LIMITS[self.limit]}"
 
     def lines(self) -> list[str]:
         """Return the verdict, what was used, and what to change, as sentences."""
         return [self.verdict(), *self._used(), *self._changes()]
 
     def _used(self) -> Iterator[str]:
+        """Yield sentences on the processor time and the bytes that were used."""
         who = format_count(self.workers, "worker") if self.workers else "This process"
         queued = self.queued_share
         waits = f" and waiting for a processor {format_share(queued, 1)}" if queued >= _FEW else ""
@@ -129,16 +137,16 @@ class FeedingResult(Result):
             )
 
     def _changes(self) -> Iterator[str]:
+        """Yield what to change, unless a step does not wait."""
         if self.stall == 0:
             return
         if self.limit == "workers":
             yield f"Give it more workers: num_workers={min(2 * self.workers, self.processors)} or more."
         elif self.limit == "this process":
-            yield (
-                "Let workers prepare the batches: num_workers=4."
-                if not self.workers
-                else "This process unpacks what workers send: send tensors and larger batches, not lists of objects."
-            )
+            if self.workers:
+                yield "This process unpacks what workers send: send tensors and larger batches, not lists of objects."
+            else:
+                yield "Let workers prepare the batches: num_workers=4."
         elif self.limit == "processors":
             yield "Prepare less per step: decode and tokenize beforehand, or use more processors."
         elif self.limit == "other programs":
@@ -149,9 +157,9 @@ class FeedingResult(Result):
     def to_frame(self) -> polars.DataFrame:
         """Return one row.
 
-        Columns: ``samples_per_second``; ``batches``; ``seconds``; ``workers``; ``worker_share``, of the time that a
-        worker computes; ``queued_share``, of the time that it waits for a processor; ``from_disk``, bytes per second;
-        ``most_by_processors``, samples per second; ``stall``, seconds that a step waits; ``limit``.
+        Columns: ``samples_per_second``; ``batches``; ``seconds``; ``workers``; ``worker_share``, fraction of the time
+        that a worker computes; ``queued_share``, fraction of the time that it waits for a processor; ``from_disk``,
+        bytes per second; ``most_by_processors``, samples per second; ``stall``, seconds that a step waits; ``limit``.
         """
         import polars as pl
 

@@ -1,4 +1,4 @@
-"""What a process and its workers have used so far: seconds of processor, bytes read, and bytes from a disk."""
+"""The resources that processes have used so far: processor time, bytes read, and bytes from a disk."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessUse(NamedTuple):
-    """What one or several processes have used since they began."""
+    """Resources that one or several processes have used since they started."""
 
     cpu_seconds: float
+    """Seconds of processor time."""
     read: int
-    """Bytes that they read from files, from the page cache or a disk."""
+    """Bytes read from files, out of the page cache or from a disk."""
     from_disk: int
-    """Bytes that a disk had to deliver for them."""
+    """Bytes read from a disk."""
     queued_seconds: float = 0.0
-    """In which they could have computed, and other programs had the processors; 0 where the system does not say."""
+    """Seconds of waiting for a processor; 0 if the system does not report them."""
 
 
 def use_of(pids: Iterable[int]) -> dict[int, ProcessUse]:
-    """Return the use of each process, its threads included, that is still there and that this user may look at."""
+    """Return {process: use}; processes that have ended, or that this user may not look at, are omitted."""
     uses = {}
     for pid in pids:
         with suppress(OSError):
@@ -34,34 +35,36 @@ def use_of(pids: Iterable[int]) -> dict[int, ProcessUse]:
             lines = (folder / "io").read_text(encoding="ascii").splitlines()
             counts = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
             cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-            uses[pid] = ProcessUse(cpu, counts["rchar"], counts["read_bytes"], _queued(folder))
+            uses[pid] = ProcessUse(
+                cpu, read=counts["rchar"], from_disk=counts["read_bytes"], queued_seconds=_queued_seconds(folder)
+            )
     return uses
 
 
-def _queued(process: Path) -> float:
-    """Return the seconds that the threads of a process, those that are still there, waited for a processor."""
-    waited = 0
-    for file in process.glob("task/*/schedstat"):
+def _queued_seconds(folder: Path) -> float:
+    """Return the seconds that the running threads of a process have waited for a processor."""
+    nanoseconds = 0
+    for file in folder.glob("task/*/schedstat"):
         with suppress(OSError, IndexError):
-            waited += int(file.read_text(encoding="ascii").split()[1])
-    return waited / 1e9
+            nanoseconds += int(file.read_text(encoding="ascii").split()[1])
+    return nanoseconds / 1e9
 
 
 def children_of(parent: int) -> list[int]:
-    """Return the processes that any thread of a process has started, and theirs."""
-    children: list[int] = []
-    waiting = [parent]
-    while waiting:
-        for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+    """Return all descendants of a process."""
+    descendants: list[int] = []
+    parents = [parent]
+    while parents:
+        for file in Path(f"/proc/{parents.pop()}/task").glob("*/children"):
             with suppress(OSError):
-                started = [int(word) for word in file.read_text(encoding="ascii").split()]
-                children += started
-                waiting += started
-    return children
+                children = [int(pid) for pid in file.read_text(encoding="ascii").split()]
+                descendants += children
+                parents += children
+    return descendants
 
 
 def helpers_of_multiprocessing() -> set[int]:
-    """Return the processes that ``multiprocessing`` starts beside workers: its resource tracker and its fork server."""
+    """Return the process ids of ``multiprocessing``'s resource tracker and fork server."""
     names = {"multiprocessing.resource_tracker": "_resource_tracker", "multiprocessing.forkserver": "_forkserver"}
     helpers = [getattr(sys.modules[module], name, None) for module, name in names.items() if module in sys.modules]
     pids = [getattr(helper, name, None) for helper in helpers for name in ("_pid", "_forkserver_pid")]
@@ -69,7 +72,13 @@ def helpers_of_multiprocessing() -> set[int]:
 
 
 def used_between(before: dict[int, ProcessUse], after: dict[int, ProcessUse]) -> ProcessUse:
-    """Return what processes used between two looks; one that was not there before began at zero."""
-    none = ProcessUse(0.0, 0, 0)
-    pairs = [(before.get(pid, none), use) for pid, use in after.items()]
-    return ProcessUse(*(sum(late[i] - early[i] for early, late in pairs) for i in range(4)))  # type: ignore[arg-type]
+    """Return what processes have used between two looks; processes that are only in `after` have started between."""
+    cpu_seconds = queued_seconds = 0.0
+    read = from_disk = 0
+    for pid, use in after.items():
+        earlier = before.get(pid, ProcessUse(0.0, 0, 0))
+        cpu_seconds += use.cpu_seconds - earlier.cpu_seconds
+        read += use.read - earlier.read
+        from_disk += use.from_disk - earlier.from_disk
+        queued_seconds += use.queued_seconds - earlier.queued_seconds
+    return ProcessUse(cpu_seconds, read=read, from_disk=from_disk, queued_seconds=queued_seconds)

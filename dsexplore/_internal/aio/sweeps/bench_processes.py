@@ -1,9 +1,8 @@
 """Measure settings in several processes at once, as the ranks of a job use a disk.
 
-Process 0 is the caller's. Each other process runs `serve`: it creates its own file, or opens the same existing one, and
-then reads one task per line from its standard input. Tasks and answers are JSON. All start a slice at the same time of
-the system's monotonic clock, which they share. A process exits when its input is closed, so that none outlives the
-sweep.
+Process 0 is the caller's. Each other process runs `serve`: it creates its own file, or opens the existing one, and then
+reads one task per line from its standard input. Tasks and answers are JSON. All processes start a slice at the same
+time of the system's monotonic clock. A process exits when its input is closed, so that none outlives the sweep.
 """
 
 from __future__ import annotations
@@ -20,21 +19,27 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.measure import Bench, Operation, Sample, Slice, Task, sample_of
+from dsexplore._internal.aio.sweeps.measure import Bench, Slice, Task, sample_of
+from dsexplore._internal.aio.sweeps.measurements import Operation, Sample
 from dsexplore._internal.aio.sweeps.sweep_setup import Plan, Setup
 from dsexplore._internal.errors import UsageError
 
 _PROGRAM = (
     "import sys; sys.path[:] = {path!r}; from dsexplore._internal.aio.sweeps.bench_processes import serve; serve()"
 )
-_AHEAD = 0.005
-"""Seconds between the message that all processes are ready and the common start."""
-_PATIENCE = 10.0
+_START_DELAY = 0.005
+"""Seconds from when all processes are ready until they start together."""
+_EXIT_SECONDS = 10.0
 """Seconds that a process has to exit by itself."""
 
 
 class Worker:
-    """A process that measures at the same time as this one; see `Bench.measure`."""
+    """A process that measures at the same time as this one.
+
+    Args:
+        number: number of the process, from 1, for errors.
+        arguments: what `serve` needs to create its `Bench`.
+    """
 
     def __init__(self, number: int, arguments: dict[str, Any]) -> None:
         program = _PROGRAM.format(path=sys.path)
@@ -50,7 +55,7 @@ class Worker:
         self.send(arguments)
 
     def send(self, message: Any) -> None:
-        """Write one line to the process."""
+        """Write one message to the process."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{json.dumps(message)}\n")
@@ -59,11 +64,11 @@ class Worker:
             raise self._ended() from None
 
     def receive(self) -> Any:
-        """Wait for the next answer of the process, and return it.
+        """Wait for the next answer of the process, and return its value.
 
         Raises:
-            OSError: the process reported one, or ended.
-            UsageError: the process reported one.
+            OSError: the process raised one, or has ended.
+            UsageError: the process raised one.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -78,12 +83,13 @@ class Worker:
         return answer["value"]
 
     def _ended(self) -> OSError:
+        """Return the error of a process that has ended, with the end of its error output."""
         assert self._process.stderr is not None
         last = self._process.stderr.read().strip()[-500:]
         return OSError(5, f"process {self.number} of the sweep ended with {self._process.wait()}: {last}")
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; it is killed if it does not exit by itself."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -91,7 +97,7 @@ class Worker:
         with suppress(BrokenPipeError):
             process.stdin.close()
         try:
-            process.wait(_PATIENCE)
+            process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -108,13 +114,13 @@ class BenchTogether:
 
     @property
     def bytes_written(self) -> int:
-        """Bytes that all processes have written, including the workers' files."""
+        """Bytes that all processes have written, including the files of the workers."""
         return self._bench.bytes_written + sum(worker.bytes_written for worker in self._workers)
 
     def measure(
         self, config: AioConfig, operation: Operation, seconds: float, *, transfer: int, whole: bool, most: float
     ) -> Sample:
-        """Measure like `Bench.measure`, in all processes at once; bytes and processor time are sums."""
+        """Measure as `Bench.measure` does, in all processes at once; bytes and processor time are sums."""
         share = most / (1 + len(self._workers))
         task = Task(config, operation, seconds, transfer=self._bench.whole_pages(transfer), whole=whole, most=share)
         for worker in self._workers:
@@ -123,7 +129,7 @@ class BenchTogether:
         def start_together() -> None:
             for worker in self._workers:
                 worker.receive()
-            begin = time.perf_counter() + _AHEAD
+            begin = time.perf_counter() + _START_DELAY
             for worker in self._workers:
                 worker.send(begin)
             _sleep_until(begin)
@@ -134,10 +140,17 @@ class BenchTogether:
 
 
 def start_workers(stack: ExitStack, paths: Sequence[str], plan: Plan, engine: str, direct: bool) -> list[Worker]:
-    """Start a process for each path, which ends with the stack; return when each has created its file.
+    """Start a process for each path; return when each has created its file.
+
+    Args:
+        stack: closes the processes.
+        paths: directory or file of each process.
+        plan: arguments of the sweep.
+        engine: name of the engine.
+        direct: use direct I/O.
 
     Raises:
-        OSError: a process could not create its file, or ended.
+        OSError: a process could not create its file, or has ended.
     """
     arguments = {
         "size": plan.size,
@@ -160,22 +173,23 @@ def start_workers(stack: ExitStack, paths: Sequence[str], plan: Plan, engine: st
 
 
 def serve() -> None:
-    """Run a worker process: set up as the first line of input says, then measure each task."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends the others
-    given = json.loads(sys.stdin.readline())
-    path, engine, direct, seed = (given.pop(key) for key in ("path", "engine", "direct", "seed"))
+    """Run a worker process: create the `Bench` that the first line of input describes, then measure each task."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 0 handles Ctrl-C, and ends the others
+    arguments = json.loads(sys.stdin.readline())
+    path, engine, direct, seed = (arguments.pop(key) for key in ("path", "engine", "direct", "seed"))
     with ExitStack() as stack:
         try:
-            plan = Plan(**given, max_written=None, axes={})
+            plan = Plan(**arguments, max_written=None, axes={})
             plan.is_fitted = True
-            setup = Setup(stack, path, plan, engine, direct, seed, report=lambda _: None)
+            setup = Setup(
+                stack, path, plan=plan, engine=engine, direct=direct, seed=seed, report=lambda _progress: None
+            )
             bench = setup.bench
             assert isinstance(bench, Bench)
 
             def answer(value: Any) -> None:
-                print(
-                    json.dumps({"value": value, "bytes_written": setup.bytes_written + bench.bytes_written}), flush=True
-                )
+                message = {"value": value, "bytes_written": setup.bytes_written + bench.bytes_written}
+                print(json.dumps(message), flush=True)
 
             def wait_for_start() -> None:
                 answer("ready")

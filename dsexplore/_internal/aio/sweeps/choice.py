@@ -1,10 +1,11 @@
-"""Choose a setting: the cheapest of those about as fast as the fastest, if it is surely worth leaving the default."""
+"""Recommend a setting: the cheapest of those as fast as the fastest, if it is surely better than the default."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.sweeps.measurements import Measurements, Rounds, lowest_ratios
@@ -13,14 +14,14 @@ from dsexplore._internal.aio.sweeps.statistics import MATTERS, Interval, median,
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_share
 
-_SURE_PART = 0.5
+_SURE_GAIN = 0.5
 """Fraction of the mean gain that the low end of its interval must reach: +39 % (+8 to +79 %) is rejected."""
-_HOLDS_UP = 0.98
-"""Lowest ratio to the default that a setting must reach at each tensor size."""
+_LOWEST_RATIO = 0.98
+"""Ratio to the default that a recommended setting must reach at each tensor size."""
 _COST_STEP = 1.25
 """Ratio within which latencies and processor times count as equal, since they vary between sweeps."""
-_WHOLE = 0.95
-"""Fraction of a file that must hold data for its rates to be the disk's."""
+_MIN_DATA_SHARE = 0.95
+"""Fraction of a file that must hold data; otherwise its rates are not the disk's."""
 
 RatiosByRound = Mapping[AioConfig, Mapping[int, float]]
 """{setting: {round: rate relative to the default}}."""
@@ -31,8 +32,9 @@ class Cost:
     """Resources of the machine that a setting used while it was measured."""
 
     latency: float
-    """Seconds of a request, 99th percentile."""
+    """99th percentile of the requests' seconds."""
     cpu_ms_per_gib: float
+    """Milliseconds of processor time per GiB."""
 
 
 @dataclass(frozen=True)
@@ -40,47 +42,53 @@ class Best:
     """The recommended setting, and how certain that is."""
 
     config: AioConfig
-    """The default, unless another setting is surely worth it."""
+    """Recommended setting: the default, unless another setting is surely better."""
     ratio: Interval
-    """The setting's rate relative to the default's, both measured in the same rounds."""
+    """Its rate relative to the default's, both measured in the same rounds."""
     rate: float
-    """Bytes per second, for the user's mix of reads and writes."""
+    """Its bytes per second, for the user's mix of reads and writes."""
     fastest: AioConfig
-    """The setting with the highest mean."""
+    """Setting with the highest mean ratio."""
     fastest_ratio: Interval
-    """The fastest setting's rate relative to the default's."""
+    """Rate of the fastest setting relative to the default's."""
     tied: tuple[AioConfig, ...]
-    """The settings that are less than 5 % slower than the fastest, the cheapest first."""
+    """Settings that are less than 5 % slower than the fastest, the cheapest first."""
     default_ratio: Interval
-    """The default relative to the fastest."""
+    """Rate of the default relative to the fastest setting's."""
     doubts: tuple[str, ...] = ()
-    """Why the default is kept although another setting looked faster."""
+    """Reasons to keep the default although another setting looked faster."""
 
     def verdict(self) -> str:
-        """Return the advice in one sentence."""
-        gain = f"{(self.fastest_ratio.value - 1) * 100:+.1f} %"
+        """Return the advice in one or two sentences."""
         if self.doubts:
             looked = "" if self.fastest_ratio.value <= 1 else f" {self.fastest} looked faster, but may not be."
             return f"Keep the default: {'; '.join(self.doubts)}.{looked}"
         if self.fastest_ratio.value <= 1:
             return "The default is the fastest setting found: nothing to gain."
         if self.config != AioConfig():
-            span = f"{(self.ratio.low - 1) * 100:+.1f} to {(self.ratio.high - 1) * 100:+.1f} %"
-            return f"Take {self.config}: {(self.ratio.value - 1) * 100:+.1f} % over the default ({span})."
+            return f"Take {self.config}: {_gain(self.ratio.value)} over the default ({_gain_range(self.ratio)})."
         if self.fastest_ratio.value < 1 + MATTERS:
             gap = (1 - self.default_ratio.value) * 100
             return f"The default is already within {gap:.1f} % of the best setting found: nothing to gain."
-        span = f"n {self.fastest_ratio.n}"
-        if self.fastest_ratio.is_narrow:
-            span = f"{(self.fastest_ratio.low - 1) * 100:+.1f} to {(self.fastest_ratio.high - 1) * 100:+.1f} %"
+        span = _gain_range(self.fastest_ratio) if self.fastest_ratio.is_narrow else f"n {self.fastest_ratio.n}"
         return (
-            f"Keep the default: nothing measured is reliably faster. {self.fastest} looks best, {gain} ({span}): "
-            "sweep again with more seconds, or on a quieter machine."
+            f"Keep the default: nothing measured is reliably faster. {self.fastest} looks best, "
+            f"{_gain(self.fastest_ratio.value)} ({span}): sweep again with more seconds, or on a quieter machine."
         )
 
 
+def _gain(ratio: float) -> str:
+    """Return a ratio to the default as a gain: ``"+3.1 %"``."""
+    return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def _gain_range(ratio: Interval) -> str:
+    """Return the interval of a ratio as gains: ``"+1.2 to +5.0 %"``."""
+    return f"{(ratio.low - 1) * 100:+.1f} to {_gain(ratio.high)}"
+
+
 def recommend(result: Measurements) -> Best:
-    """Return the cheapest setting tied with the fastest, or the default unless that is surely worth it.
+    """Return the cheapest setting tied with the fastest, or the default unless that setting is surely better.
 
     Raises:
         UsageError: no setting was measured beside the default.
@@ -89,14 +97,13 @@ def recommend(result: Measurements) -> Best:
     if not rounds:
         raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
     control = result.control
-    costs = {tried: _cost(result, tried) for tried in rounds}
-    worst = lowest_ratios(result.deciding, control, result.conditions.read_share)
-    config, tied, unsure = choose(rounds, control, costs, worst)
-    slower = slower_elsewhere(result.references, result.operations, config, control)
-    doubts = (*_disk_doubts(result), *(doubt for doubt in (unsure, slower) if doubt))
-    if doubts:
-        config = control
-    means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
+    costs = {setting: _cost(result, setting) for setting in rounds}
+    lowest = lowest_ratios(result.deciding, control, result.conditions.read_share)
+    choice = choose(rounds, control, costs, lowest)
+    slower = slower_elsewhere(result.references, result.operations, choice.config, control)
+    doubts = (*_disk_doubts(result), *(doubt for doubt in (choice.doubt, slower) if doubt))
+    config = control if doubts else choice.config
+    means = {setting: ratio_interval(list(ratios.values())) for setting, ratios in rounds.items()}
     fastest = max(means, key=lambda config: means[config].value)
     default = paired(rounds[control], rounds[fastest])
     assert default is not None  # every round has the control
@@ -106,16 +113,16 @@ def recommend(result: Measurements) -> Best:
         rate=result.mixed_rate(config),
         fastest=fastest,
         fastest_ratio=means[fastest],
-        tied=tied,
+        tied=choice.tied,
         default_ratio=default,
         doubts=doubts,
     )
 
 
 def contenders(result: Measurements) -> Rounds:
-    """Return the rounds of the settings that were measured in the last round of the finals; without finals, of all.
+    """Return the ratios of the settings that were measured in the last round of the finals; without finals, of all.
 
-    Settings dropped earlier were measured under other conditions.
+    Settings that were dropped earlier were measured under other conditions.
     """
     numbers = {number for ratios in result.rounds.values() for number in ratios}
     if not numbers or result.deciding[0].phase != "finals":
@@ -124,12 +131,14 @@ def contenders(result: Measurements) -> Rounds:
 
 
 def _cost(result: Measurements, config: AioConfig) -> Cost:
-    samples = [m.sample for m in result.deciding if m.sample.config == config]
-    return Cost(median([s.p99 for s in samples]), median([s.cpu_ms_per_gib for s in samples]))
+    """Return the median resources that a setting used in the deciding slices."""
+    samples = [measured.sample for measured in result.deciding if measured.sample.config == config]
+    latency = median([sample.p99 for sample in samples])
+    return Cost(latency, cpu_ms_per_gib=median([sample.cpu_ms_per_gib for sample in samples]))
 
 
 def _disk_doubts(result: Measurements) -> Iterator[str]:
-    """Yield reasons why what was measured may not be the disk."""
+    """Yield reasons why the measured rates may not be the disk's."""
     disk, data_share = result.disk, result.conditions.data_share
     if disk.kind == "memory":
         yield "these files live in memory, so no disk was measured"
@@ -137,49 +146,57 @@ def _disk_doubts(result: Measurements) -> Iterator[str]:
         yield f"the page cache was measured, not the disk, since {disk.why_buffered}"
     if disk.kind == "loop":
         yield f"{disk.device} is a loop device, whose data may come from the page cache: sweep where its file lies"
-    if data_share < _WHOLE:
+    if data_share < _MIN_DATA_SHARE:
         yield (
             f"{format_share(1 - data_share, 1)} of the file are holes or compressed, for which no disk is asked: "
             "sweep a file full of data, or a directory"
         )
 
 
+class Choice(NamedTuple):
+    """A setting chosen by its ratios alone."""
+
+    config: AioConfig
+    tied: tuple[AioConfig, ...]
+    """Settings tied with the fastest, the cheapest first."""
+    doubt: str
+    """Why the default is kept although another setting looked faster; empty if there is no such reason."""
+
+
 def choose(
     rounds: RatiosByRound,
     control: AioConfig,
     costs: Mapping[AioConfig, Cost],
-    worst: Mapping[AioConfig, float],
-) -> tuple[AioConfig, tuple[AioConfig, ...], str]:
-    """Return the recommended setting, those tied with the fastest, and why the default is kept if the fastest fails.
+    lowest: Mapping[AioConfig, float],
+) -> Choice:
+    """Choose the cheapest setting tied with the fastest, or the default unless that setting is surely better.
 
     Args:
-        rounds: each setting's ratios to the default by round.
+        rounds: ratios of each setting to the default, by round.
         control: the default setting.
         costs: resources that each setting used.
-        worst: each setting's lowest mean ratio to the default at any one tensor size.
+        lowest: lowest mean ratio of each setting to the default at any tensor size.
     """
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
     tied = tied_with_best(rounds, costs)
     sure = [config for config in tied if _is_sure(means[config])]
-    worth_it = [config for config in sure if means[config].value >= 1 + MATTERS]
-    holding_up = [config for config in worth_it if worst[config] >= _HOLDS_UP]
-    if holding_up:
-        return holding_up[0], tied, ""
+    better = [config for config in sure if means[config].value >= 1 + MATTERS]
+    better_at_each_size = [config for config in better if lowest[config] >= _LOWEST_RATIO]
+    if better_at_each_size:
+        return Choice(better_at_each_size[0], tied, doubt="")
     fastest = max(means, key=lambda config: means[config].value)
+    doubt = ""
     if means[fastest].n < 2:
-        return control, tied, "each setting was measured only once, so give the sweep more seconds"
-    if worth_it:
-        slower = (1 - worst[worth_it[0]]) * 100
-        return (
-            control,
-            tied,
-            f"{worth_it[0]} is faster on average, but {slower:.1f} % slower at one of the tensor sizes",
-        )
-    return control, tied, ""
+        doubt = "each setting was measured only once, so give the sweep more seconds"
+    elif better:
+        slower = (1 - lowest[better[0]]) * 100
+        doubt = f"{better[0]} is faster on average, but {slower:.1f} % slower at one of the tensor sizes"
+    return Choice(control, tied, doubt)
 
 
 def _is_sure(ratio: Interval) -> bool:
-    return ratio.n > 1 and ratio.low > 1 and ratio.low - 1 >= _SURE_PART * (ratio.value - 1)
+    """Return True if a setting is faster than the default at the low end of the interval, and by enough of the gain."""
+    return ratio.n > 1 and ratio.low > 1 and ratio.low - 1 >= _SURE_GAIN * (ratio.value - 1)
 
 
 def tied_with_best(rounds: RatiosByRound, costs: Mapping[AioConfig, Cost]) -> tuple[AioConfig, ...]:
@@ -188,14 +205,14 @@ def tied_with_best(rounds: RatiosByRound, costs: Mapping[AioConfig, Cost]) -> tu
     best = max(means, key=lambda config: means[config])
     tied = []
     for config in means:
-        behind = paired(rounds[config], rounds[best])
-        if behind is not None and behind.value > 1 - MATTERS:
+        ratio = paired(rounds[config], rounds[best])
+        if ratio is not None and ratio.value > 1 - MATTERS:
             tied.append(config)
     return tuple(sorted(tied, key=lambda config: expense(config, costs[config])))
 
 
 def expense(config: AioConfig, cost: Cost) -> tuple[int | bool, ...]:
-    """Return a setting's cost as a sort key: bytes in flight, latency, processor time, threads, and further options."""
+    """Return the cost of a setting as a sort key: bytes in flight, latency, processor time, threads, other options."""
     return (
         config.bytes_in_flight,
         _step(cost.latency),
@@ -207,11 +224,12 @@ def expense(config: AioConfig, cost: Cost) -> tuple[int | bool, ...]:
     )
 
 
-def _step(value: float) -> int:
-    return round(math.log(max(value, 1e-9), _COST_STEP))
+def _step(cost: float) -> int:
+    """Return a cost in steps of `_COST_STEP`, so that nearly equal costs are equal."""
+    return round(math.log(max(cost, 1e-9), _COST_STEP))
 
 
 def paired(ratios: Mapping[int, float], best: Mapping[int, float]) -> Interval | None:
-    """Return one setting relative to another, from the rounds that they share; None if there is none."""
+    """Return the ratio of a setting to another one over the rounds that they share; None if they share none."""
     shared = [ratios[number] / best[number] for number in ratios if number in best]
     return ratio_interval(shared) if shared else None

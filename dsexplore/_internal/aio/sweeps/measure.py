@@ -1,8 +1,8 @@
-"""Measure one setting for a short slice of time, and check afterwards that the bytes really moved.
+"""Measure one setting for a short slice of time, and check that the bytes were really moved.
 
-A slice moves one part of the file after another exactly as `aio_handle` moves tensors: the same jobs on the same
-threads. Rules of a measurement: the setting is warmed up first; data is random, so that no layer compresses it;
-filling, checking and fsync are not timed; the result of every request is checked.
+A slice moves one part of the file after another as `aio_handle` moves tensors: with the same jobs on the same threads.
+The setting is warmed up first. Data is random, so that no layer compresses it. The result of every request is checked.
+Filling, checking and fsync are not timed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.aio_constants import PAGE
@@ -26,78 +26,38 @@ from dsexplore._internal.aio.driver import DriveMonitor
 from dsexplore._internal.aio.pool import Pool, TransferJob
 from dsexplore._internal.aio.staging import HostMemory, TransferBuffer
 from dsexplore._internal.aio.sweeps import search
+from dsexplore._internal.aio.sweeps.measurements import Mode, Operation, Sample
 from dsexplore._internal.aio.sweeps.statistics import quantile
 from dsexplore._internal.aio.transfer_file import TransferFile, make_durable
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes
 
-Mode = Literal["tensor", "ring"]
-"""``tensor``: every request has its own place in one large buffer, as DeepSpeed's. ``ring``: depth × block bytes per
-thread are used over and over, as fio's."""
-Operation = Literal["read", "write"]
-
 _KEPT_REQUESTS = 1024
-"""Limit of depth × threads over all open queues; opening and closing a queue takes as long as a short slice."""
+"""Limit of depth × threads of all open queues, which stay open, since to open one takes as long as a short slice."""
 _CHECKED = 4
-"""Number of requests compared after each slice, in addition to the first of each thread."""
+"""Number of requests that are compared after each slice, besides the first of each thread."""
 _WARM_SECONDS = 0.015
+"""Seconds of the warm-up."""
 _LONGEST_TENSOR = 0.5
-"""Seconds after which a tensor that should be moved whole is cut off."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Measurement of one setting in one direction."""
-
-    operation: Operation
-    config: AioConfig
-    bytes: int
-    seconds: float
-    cpu_seconds: float
-    fsync_seconds: float
-    """Seconds of the fsync after the writes; 0 for reads."""
-    p50: float
-    p95: float
-    p99: float
-    longest: float
-    """Latency of a request in seconds: median, 95th and 99th percentile, longest."""
-    transfer: int = 0
-    """Bytes of each tensor, moved one after another; 0 if an older sweep did not record them."""
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second, without fsync."""
-        return self.bytes / self.seconds
-
-    @property
-    def durable_rate(self) -> float:
-        """Bytes per second, with fsync."""
-        return self.bytes / (self.seconds + self.fsync_seconds)
-
-    @property
-    def cpu_ms_per_gib(self) -> float:
-        """Milliseconds of processor time, all threads together, per GiB moved."""
-        return self.cpu_seconds * 1e3 * 2**30 / self.bytes
+"""Seconds after which a tensor is cut off although it should be moved whole."""
 
 
 class _Ring:
-    """Blocks of memory that the requests of one thread use in turn, as fio's jobs do."""
+    """Blocks of memory that the requests of one thread use in turn, as jobs of fio do."""
 
     passes_on: ClassVar[bool] = True
 
     def __init__(self, addresses: Sequence[int]) -> None:
         self._free = deque(addresses)
         self.held: dict[int, tuple[int, int]] = {}
-        """{address: (file offset, bytes) that were last moved through it}."""
+        """{address of a block: (file offset, bytes) of the last request that used it}."""
 
     def prepare(self, memory: TransferBuffer, origin: int, requests: Requests) -> _Ring:
         self._requests = requests
         return self
 
     def take(self, index: int) -> int | None:
-        if not self._free:
-            return None
-        return self._free.popleft()
+        return self._free.popleft() if self._free else None
 
     def give(self, index: int, completed: bool) -> None:
         requests = self._requests
@@ -109,39 +69,42 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The bytes that one process moved with one setting; times in seconds of the system's monotonic clock."""
+    """The bytes that one process moved in a slice."""
 
     bytes: int
     begun: float
+    """Time of the system's monotonic clock at which it began, in seconds."""
     ended: float
+    """Time at which it ended."""
     cpu_seconds: float
     fsync_seconds: float
     latencies: list[float]
-    """Latency of each request."""
+    """Seconds of each request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A measurement to make in one slice."""
+    """What to measure in a slice."""
 
     config: AioConfig
     operation: Operation
     seconds: float
-    """Seconds in which tensors are moved one after another; the last one is cut off, unless ``whole``."""
+    """Seconds to move tensors, one after another."""
     transfer: int
     """Bytes of a tensor."""
     whole: bool = False
-    """Finish the current tensor, for up to half a second."""
+    """True to finish the last tensor, for up to half a second; False to cut it off."""
     most: float = math.inf
     """Bytes that may be moved, including the warm-up."""
 
 
 @dataclass(slots=True)
 class _SliceRun:
-    """Tensors moved one after another, and where their bytes are."""
+    """Tensors that were moved one after another, and where their bytes are."""
 
     watch: DriveMonitor
     rings: list[_Ring] | None
+    """Memory of each thread in ring mode; None in tensor mode."""
     begun: float
     ended: float = 0.0
     cpu_seconds: float = 0.0
@@ -155,14 +118,17 @@ class Bench:
     """Measures settings on one open file.
 
     Args:
-        target: opens the file in a direction.
-        size: bytes of the file that are used, rounded down to whole pages.
-        write_target: None if the file must not be written.
-        renew: called before each write slice, to make the file fresh again; None overwrites it in place.
-        prepare_read: called before each read slice.
-        huge: memory on huge pages; False for ordinary ones. Or ``memory`` of ``size`` bytes, for tensor mode.
-        turn: where in the file the first slice begins; processes that read one file begin at different places.
-        clock: seconds; looked at by several threads.
+        backend: name of the engine.
+        target: the file, opened for reading.
+        size: bytes of the file to use, rounded down to whole pages.
+        mode: how requests use memory.
+        write_target: the file, opened for writing; None if it must not be written.
+        renew: empties the file before each slice of writes; None to overwrite it in place.
+        prepare_read: called before each slice of reads; None to do nothing.
+        huge: allocate memory on huge pages; False for ordinary pages.
+        memory: memory of `size` bytes to use in tensor mode instead of allocating it.
+        turn: number that selects where in the file the first slice begins; processes that read one file differ in it.
+        clock: returns seconds; called by several threads.
     """
 
     def __init__(
@@ -180,12 +146,19 @@ class Bench:
         turn: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.backend, self.mode, self.size = backend, mode, size // PAGE * PAGE
+        self.backend = backend
+        self.mode = mode
+        self.size = size // PAGE * PAGE
         self.bytes_written = 0
+        """Bytes that all slices have written, including warm-ups."""
         self._targets = {"read": target, "write": write_target}
-        self._renew, self._prepare_read, self._clock = renew, prepare_read, clock
+        self._renew = renew
+        self._prepare_read = prepare_read
+        self._clock = clock
         self._pools: OrderedDict[tuple[int, int], Pool] = OrderedDict()
-        self._arena, self._huge = memory or Buffer(size if mode == "tensor" else 0, huge=huge), huge
+        """{(threads, depth): open queues}, the least recently used first."""
+        self._huge = huge
+        self._arena = memory or Buffer(size if mode == "tensor" else 0, huge=huge)
         self._turn = turn
         self._check = Buffer(1 << 20)
 
@@ -195,7 +168,7 @@ class Bench:
         return self._arena
 
     def fits(self, config: AioConfig) -> bool:
-        """Return True if the setting fits the used part of the file."""
+        """Return True if the used part of the file is large enough for a setting."""
         return search.fills_queues(config, self.size)
 
     def measure(
@@ -208,25 +181,30 @@ class Bench:
         whole: bool = False,
         most: float = math.inf,
     ) -> Sample:
-        """Run one setting for `seconds`, after a short warm-up.
+        """Measure one setting, after a short warm-up.
 
         Args:
-            transfer: bytes of a tensor, rounded down to whole pages; None takes the size of the file.
-            whole, most: as in `Task`.
+            config: the setting.
+            operation: direction.
+            seconds: seconds to move tensors.
+            transfer: bytes of a tensor, rounded down to whole pages; None for the size of the file.
+            whole: finish the last tensor, for up to half a second.
+            most: bytes that may be moved, including the warm-up.
 
         Raises:
-            OSError: a request failed, or a byte read or written is wrong.
+            OSError: a request failed, or a byte was read or written wrongly.
             UsageError: the file must not be written.
         """
-        task = Task(config, operation, seconds, self.whole_pages(transfer), whole, most)
+        transfer = self.whole_pages(transfer)
+        task = Task(config, operation, seconds, transfer=transfer, whole=whole, most=most)
         return sample_of([self.run(task)], task)
 
     def whole_pages(self, transfer: int | None) -> int:
-        """Return the bytes of a tensor that the file holds, in whole pages."""
+        """Return the bytes of a tensor in whole pages, at most the file's size; None for the file's size."""
         return self.size if transfer is None else min(transfer, self.size) // PAGE * PAGE
 
     def run(self, task: Task, gate: Callable[[], None] | None = None) -> Slice:
-        """Warm a setting up, call `gate`, measure the setting, and check what it moved; raises as `measure`."""
+        """Warm a setting up, call `gate`, measure the setting, and check the moved bytes; raise as `measure` does."""
         config, operation = task.config, task.operation
         target = self._targets[operation]
         if target is None:
@@ -247,8 +225,14 @@ class Bench:
         measured = self._run(pool, replace(task, most=task.most - warm), target)
         fsync = self._sync(target) if operation == "write" else 0.0
         self._verify(measured, operation, config)
-        latencies = measured.watch.latencies
-        return Slice(measured.bytes, measured.begun, measured.ended, measured.cpu_seconds, fsync, latencies)
+        return Slice(
+            measured.bytes,
+            begun=measured.begun,
+            ended=measured.ended,
+            cpu_seconds=measured.cpu_seconds,
+            fsync_seconds=fsync,
+            latencies=measured.watch.latencies,
+        )
 
     def close(self) -> None:
         """End the threads; may be called repeatedly."""
@@ -256,7 +240,7 @@ class Bench:
             self._pools.popitem()[1].close()
 
     def _pool(self, config: AioConfig) -> Pool:
-        """Return threads with engines of the right depth; the most recently used ones are kept."""
+        """Return threads and queues for a setting; those of the most recently used settings stay open."""
         key = config.thread_count, config.queue_depth
         if key not in self._pools:
             while self._pools and sum(map(math.prod, self._pools)) + math.prod(key) > _KEPT_REQUESTS:
@@ -266,9 +250,9 @@ class Bench:
         return self._pools[key]
 
     def _transfers(self, task: Task) -> Iterator[range]:
-        """Yield the parts of the file to move one after another, endlessly; a fresh file is written once.
+        """Yield the parts of the file to move one after another, endlessly; those of a fresh file once.
 
-        Each slice starts at another part, so that no part of the disk is favored.
+        Each slice begins at another part, so that no part of the disk is favored.
         """
         step = task.transfer
         starts = range(0, self.size // step * step, step)
@@ -299,6 +283,7 @@ class Bench:
         )
 
     def _rings(self, config: AioConfig) -> list[_Ring] | None:
+        """Return the memory of each thread in ring mode; None in tensor mode."""
         if self.mode == "tensor":
             return None
         block, nbytes = config.block_size, config.bytes_in_flight
@@ -309,22 +294,22 @@ class Bench:
         return [_Ring(places[at : at + depth]) for at in range(0, len(places), depth)]
 
     def _run(self, pool: Pool, task: Task, target: TransferFile) -> _SliceRun:
-        """Move one tensor after another for as long as the task says; each is finished before the next starts."""
+        """Move tensors for the seconds of a task; each is finished before the next starts."""
         config, rings = task.config, self._rings(task.config)
-        busy, begun = time.process_time(), self._clock()
+        cpu_begun, begun = time.process_time(), self._clock()
         end = begun + task.seconds
-        run = _SliceRun(
-            DriveMonitor(max(end, begun + _LONGEST_TENSOR) if task.whole else end, self._clock), rings, begun
-        )
-        for whole in self._transfers(task):
+        deadline = max(end, begun + _LONGEST_TENSOR) if task.whole else end
+        run = _SliceRun(DriveMonitor(deadline, self._clock), rings, begun)
+        for part in self._transfers(task):
             remaining = max(task.most - run.bytes, PAGE)
-            part = whole if remaining >= len(whole) else range(whole.start, whole.start + int(remaining) // PAGE * PAGE)
+            if remaining < len(part):
+                part = part[: int(remaining) // PAGE * PAGE]
             job = self._job(part, config, target, run)
             try:
                 for share in range(config.thread_count):
-                    pool.start(job, share, share)
+                    pool.start(job, share=share, thread=share)
                 job.finished.wait()
-            except BaseException:  # Ctrl-C: `close` waits for what is in flight
+            except BaseException:  # after Ctrl-C, `close` waits for requests in flight
                 run.watch.deadline = -math.inf
                 raise
             if job.error is not None:
@@ -332,22 +317,22 @@ class Bench:
             run.ended = self._clock()
             if run.ended >= end or run.bytes + PAGE > task.most:
                 break
-        run.cpu_seconds = time.process_time() - busy
+        run.cpu_seconds = time.process_time() - cpu_begun
         if target.write:
             self.bytes_written += run.bytes
         return run
 
     def _spoil(self, task: Task, target: TransferFile) -> None:
-        """Overwrite the memory that each thread fills first, so that stale bytes cannot pass the check."""
+        """Overwrite the memory that each thread fills first, so that old bytes cannot pass the check."""
         job = self._job(next(self._transfers(task)), task.config, target)
         for share in range(task.config.thread_count):
             if part := job.part(share):
                 ctypes.memset(self._arena.address + part.start, 0xA5, min(len(part), task.config.block_size))
 
     def _verify(self, measured: _SliceRun, operation: Operation, config: AioConfig) -> None:
-        """Compare the first request of each thread, and a few others, with the file, read again by other means."""
+        """Compare the first request of each thread, and a few others, with the file, which is read again."""
         block = config.block_size
-        if measured.rings is not None:  # their memory holds what was moved last
+        if measured.rings is not None:  # each block holds the bytes of the last request that used it
             held = [(address, *span) for ring in measured.rings for address, span in ring.held.items()]
             chosen = held[:: max(len(held) // _CHECKED, 1)]
         else:
@@ -360,6 +345,7 @@ class Bench:
             self._compare(address, offset, min(nbytes, self._check.nbytes), operation, config)
 
     def _compare(self, address: int, offset: int, nbytes: int, operation: Operation, config: AioConfig) -> None:
+        """Raise OSError if memory differs from the file."""
         target = self._targets[operation]
         assert target is not None
         fd = target.open_for_reading(direct=True)
@@ -377,21 +363,22 @@ class Bench:
             )
 
     def _sync(self, target: TransferFile) -> float:
+        """Wait until written data is on the disk, and return the seconds that it took."""
         begun = self._clock()
         make_durable(target.fd)
         return self._clock() - begun
 
 
 def sample_of(slices: Sequence[Slice], task: Task) -> Sample:
-    """Return the sample of the slices of all processes that measured a task together."""
-    latencies = sorted(latency for part in slices for latency in part.latencies)
+    """Return the sample of the slices in which all processes measured a task together."""
+    latencies = sorted(latency for measured in slices for latency in measured.latencies)
     return Sample(
         operation=task.operation,
         config=task.config,
-        bytes=sum(part.bytes for part in slices),
-        seconds=max(part.ended for part in slices) - min(part.begun for part in slices),
-        cpu_seconds=sum(part.cpu_seconds for part in slices),
-        fsync_seconds=max(part.fsync_seconds for part in slices),
+        bytes=sum(measured.bytes for measured in slices),
+        seconds=max(measured.ended for measured in slices) - min(measured.begun for measured in slices),
+        cpu_seconds=sum(measured.cpu_seconds for measured in slices),
+        fsync_seconds=max(measured.fsync_seconds for measured in slices),
         p50=quantile(latencies, 0.50),
         p95=quantile(latencies, 0.95),
         p99=quantile(latencies, 0.99),

@@ -1,4 +1,4 @@
-"""The phases of a sweep, in order: search, finals, the disk's limit, kinds of memory, other programs."""
+"""The phases of a sweep: search, finals, the disk's limit, kinds of memory, other programs."""
 
 from __future__ import annotations
 
@@ -7,47 +7,56 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT, AioConfig
-from dsexplore._internal.aio.buffers import can_pin
+from dsexplore._internal.aio.buffers import can_pin, memory_suffices
 from dsexplore._internal.aio.sweeps import search
-from dsexplore._internal.aio.sweeps.measure import Bench, Operation
-from dsexplore._internal.aio.sweeps.measurements import Conditions
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.sweeps.measurements import Conditions, Operation
 from dsexplore._internal.aio.sweeps.reference_rates import MEMORIES, PINNED, Reference
 from dsexplore._internal.aio.sweeps.references import run_deepspeed, run_fio
 from dsexplore._internal.aio.sweeps.result import SweepResult
 from dsexplore._internal.aio.sweeps.round_measurer import Budget, RoundMeasurer, WrittenEnough
-from dsexplore._internal.aio.sweeps.sweep_setup import CONTROL, Progress, Report, Setup, memory_suffices
+from dsexplore._internal.aio.sweeps.sweep_setup import CONTROL, Progress, Report, Setup
 from dsexplore._internal.units import format_bytes, format_share
 
 _LIMIT_RUNS = 3
+"""Number of runs that measure the disk's limit, or another program."""
 _DESCENT_SHARE = 0.45
 """Fraction of the time for the descent; the rest is for the finals."""
 _GRID_ROUND = 8
+"""Number of settings in a round of a full grid."""
 _GRID_FINALS = 5
-"""Rounds of finals after a full grid, which has no limit of time."""
+"""Number of rounds of finals after a full grid, which has no limit of time."""
 _MEMORY_TURNS = 5
-"""How often each kind of memory is measured, one after the other."""
+"""Number of times that each kind of memory is measured, in turn."""
 _MOST_FOR_MEMORY = 0.25
-"""Largest fraction of a sweep's time that comparing kinds of memory may take; it is omitted if it would take more."""
+"""Fraction of the time up to which kinds of memory are compared."""
 _REFERENCE_NOTES = {
     "fio": "libaio, depth × block of ordinary memory per job, 1 s",
     "deepspeed": "one locked tensor of the whole size, as DeepSpeed allocates it",
 }
 _USED_UP = "what may be written is used up: raise max_written"
+"""Reason why something is not measured."""
 
 
 @dataclass
 class RunningSweep:
-    """What the phases share: the file, what measures, what may be spent, and the results so far."""
+    """The state that the phases share."""
 
     setup: Setup
+    """File and bench of the sweep."""
     measurer: RoundMeasurer
+    """Measures rounds, and has their slices."""
     budget: Budget
+    """Seconds and bytes that may be spent."""
     report: Report
+    """Called with the progress."""
     conditions: Conditions
+    """Conditions of the result."""
     references: list[Reference] = field(default_factory=list)
+    """Rates of other programs and kinds of memory so far."""
 
     def result(self, *, interrupted: bool = False) -> SweepResult:
-        """Return what is measured so far."""
+        """Return the result so far."""
         return SweepResult(
             disk=self.setup.disk,
             conditions=self.conditions,
@@ -72,22 +81,22 @@ class RunningSweep:
 
 
 def run_phases(run: RunningSweep, references: Sequence[str]) -> SweepResult:
-    """Measure until time or the limit of bytes is used up; Ctrl-C ends it once something is measured.
+    """Measure until the time or the bytes to write are used up; return the results so far after Ctrl-C.
 
     Args:
         run: the sweep, before its first round.
-        references: names of the programs to run beside ours.
+        references: names of other programs to run.
 
     Raises:
-        KeyboardInterrupt: nothing is measured yet.
+        KeyboardInterrupt: nothing was measured before Ctrl-C.
     """
     interrupted = False
     try:
         scores = search_settings(run)
         memories = affordable_memories(run)
         slices = (_LIMIT_RUNS + len(memories) * _MEMORY_TURNS) * len(run.setup.operations)
-        # of slices, before tensors are moved to their end
-        run_finals(run, scores, run.measurer.expected_seconds(slices))
+        reserve = run.measurer.expected_seconds(slices)  # before the finals, whose slices are longer
+        run_finals(run, scores, reserve)
         measure_limit(run)
         compare_memories(run, memories)
         for name in references:
@@ -102,39 +111,42 @@ def run_phases(run: RunningSweep, references: Sequence[str]) -> SweepResult:
 
 
 def search_settings(run: RunningSweep) -> dict[AioConfig, float]:
-    """Measure every setting, or those on a descent along the axes; return {setting: rate relative to the control}."""
+    """Measure all settings, or those of a descent along the axes; return {setting: rate relative to the control}."""
     plan, measurer, budget = run.setup.plan, run.measurer, run.budget
-    every = list(run.setup.settings)
     if plan.seconds is None:
-        measurer.begin_phase("grid", settings=len(every))
-        measurer.shuffle.shuffle(every)
+        settings = list(run.setup.settings)
+        measurer.begin_phase("grid", settings=len(settings))
+        measurer.shuffle.shuffle(settings)
         scores: dict[AioConfig, float] = {}
-        for part in search.chunks(every, _GRID_ROUND):
-            scores.update(measurer.measure(part))
+        for chunk in search.chunks(settings, _GRID_ROUND):
+            scores.update(measurer.measure(chunk))
         return scores
     until = budget.ready + (budget.seconds - budget.ready) * _DESCENT_SHARE
     measurer.begin_phase("descent", until=until)
-    begin = budget.bytes_left()
+    bytes_at_begin = budget.bytes_left()
 
-    def go_on() -> bool:
-        return budget.elapsed() < until and budget.bytes_left() >= begin * (1 - _DESCENT_SHARE)
+    def more() -> bool:
+        has_bytes = budget.bytes_left() >= bytes_at_begin * (1 - _DESCENT_SHARE)
+        return has_bytes and budget.elapsed() < until
 
-    return search.descend(_start(run), plan.axes, measurer.measure, go_on, run.setup.bench.fits)
+    return search.descend(_start(run), plan.axes, measurer.measure, more, run.setup.bench.fits)
 
 
 def _start(run: RunningSweep) -> AioConfig:
-    """Return the setting with which the descent starts: on each axis the default's value, else the axis's first.
+    """Return the setting at which the descent starts: on each axis the default's value, else the first value.
 
-    If that combination is not among the settings, the first of all settings.
+    If the file is too small for that combination, it is the first of all settings.
     """
-    axes, every = run.setup.plan.axes, run.setup.settings
-    values = {key: getattr(CONTROL, key) for key in axes}
-    start = AioConfig(**{key: value if value in axes[key] else axes[key][0] for key, value in values.items()})
-    return start if start in every else every[0]
+    values = {}
+    for key, axis in run.setup.plan.axes.items():
+        default = getattr(CONTROL, key)
+        values[key] = default if default in axis else axis[0]
+    start = AioConfig(**values)
+    return start if start in run.setup.settings else run.setup.settings[0]
 
 
 def affordable_memories(run: RunningSweep) -> tuple[str, ...]:
-    """Return the kinds of memory to compare at the end; none if that would take too much of the time."""
+    """Return the kinds of memory to compare at the end; none if that would take too long."""
     plan = run.setup.plan
     if plan.mode != "tensor" or plan.processes > 1:
         return ()
@@ -145,7 +157,7 @@ def affordable_memories(run: RunningSweep) -> tuple[str, ...]:
 
 
 def run_finals(run: RunningSweep, scores: dict[AioConfig, float], reserve: float) -> None:
-    """Measure the strongest settings again and again, until they can be told apart or `reserve` seconds are left."""
+    """Measure the fastest settings in rounds, until their ratios are certain or `reserve` seconds are left."""
     setup, measurer, budget = run.setup, run.measurer, run.budget
     finalists = search.strongest(scores, CONTROL, _affordable_finalists(run, reserve))
     if not finalists:
@@ -163,21 +175,23 @@ def run_finals(run: RunningSweep, scores: dict[AioConfig, float], reserve: float
 
 
 def _affordable_finalists(run: RunningSweep, reserve: float) -> int:
-    """Return how many finalists can be measured often enough.
+    """Return the number of finalists that can be measured in enough rounds, within the bytes and the time left.
 
-    The limits are the bytes that may still be written and the time that is left, minus `reserve` seconds.
+    Args:
+        run: the sweep.
+        reserve: seconds that are needed after the finals.
     """
     setup, budget = run.setup, run.budget
     rounds = (budget.seconds - budget.elapsed() - reserve) / run.measurer.expected_seconds_in_finals()
     if "write" in setup.operations and budget.largest_slice:
         rounds = min(rounds, budget.bytes_left() / budget.largest_slice / len(setup.transfers) - _LIMIT_RUNS)
-    most = rounds / search.FEWEST_ROUNDS - 1  # the control takes part, too
-    return int(min(max(most, 1), search.MOST_FINALISTS))
+    count = rounds / search.FEWEST_ROUNDS - 1  # the control is measured in each round, too
+    return int(min(max(count, 1), search.MOST_FINALISTS))
 
 
 @contextmanager
 def _closing(bench: Bench, budget: Budget) -> Iterator[Bench]:
-    """Close a further bench in the end, and count what it has written."""
+    """Close another bench at the end of the block, and add the bytes that it has written to the budget."""
     try:
         yield bench
     finally:
@@ -186,7 +200,7 @@ def _closing(bench: Bench, budget: Budget) -> Iterator[Bench]:
 
 
 def measure_limit(run: RunningSweep) -> None:
-    """Measure the highest rate that the disk reaches: two threads, deep queues, and one ring of memory."""
+    """Measure the disk's limit: two threads with deep queues, on a ring of memory."""
     setup, budget = run.setup, run.budget
     config = NEAR_LIMIT if setup.bench.fits(NEAR_LIMIT) else CONTROL
     note = f"ring of {format_bytes(config.bytes_in_flight)} on huge pages, {config}"
@@ -202,11 +216,11 @@ def measure_limit(run: RunningSweep) -> None:
 
 
 def compare_memories(run: RunningSweep, memories: Sequence[str]) -> None:
-    """Measure the recommended setting on each kind of memory in turn, if there is memory for it.
+    """Measure the recommended setting on each kind of memory in turn, if there is enough memory.
 
     Args:
         run: the sweep.
-        memories: of `MEMORIES`, with `PINNED` if there is a GPU; empty to compare nothing.
+        memories: `MEMORIES`, with `PINNED` if there is a GPU; empty to compare nothing.
     """
     setup, budget, plan = run.setup, run.budget, run.setup.plan
     if not memories or not memory_suffices((len(memories) - 1) * setup.size):
@@ -239,7 +253,7 @@ def compare_memories(run: RunningSweep, memories: Sequence[str]) -> None:
 
 
 def run_reference(run: RunningSweep, name: str) -> None:
-    """Run fio or DeepSpeed's handle with the recommended setting and the default."""
+    """Run fio, or DeepSpeed's handle, with the recommended setting and with the default."""
     setup, budget = run.setup, run.budget
     configs = list(dict.fromkeys([run.recommended(), CONTROL]))
     for operation in setup.operations:
@@ -257,7 +271,7 @@ def _fio_rates(run: RunningSweep, configs: Sequence[AioConfig], operation: Opera
     setup = run.setup
     rates: list[tuple[float, ...]] = []
     for config in configs:
-        rate, _ = run_fio(setup.path, setup.size, config, operation, 1.0, direct=setup.source.direct)
+        rate, _ = run_fio(setup.path, setup.size, config, operation, seconds=1.0, direct=setup.source.direct)
         if operation == "write":
             run.budget.bytes_by_others += int(rate)
         rates.append((rate,))
@@ -265,7 +279,7 @@ def _fio_rates(run: RunningSweep, configs: Sequence[AioConfig], operation: Opera
 
 
 def _deepspeed_rates(run: RunningSweep, configs: Sequence[AioConfig], operation: Operation) -> list[tuple[float, ...]]:
-    """Return the rates of each setting in turns, on memory of DeepSpeed's own."""
+    """Return the rates of each setting, measured in turn on memory that DeepSpeed allocates."""
     setup = run.setup
     rates = run_deepspeed(setup.path, setup.size, configs, operation, _LIMIT_RUNS)
     if operation == "write":

@@ -1,4 +1,4 @@
-"""Reference measurements on the same file, to compare our engines with: DeepSpeed's own handle, and fio."""
+"""Run DeepSpeed's own handle and fio on the sweep's file, to compare their rates with our engines'."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def why_no_reference(name: str) -> str | None:
     if name == "deepspeed":
         try:
             deepspeed_module()
-        except Exception as error:  # whatever its build breaks on is the reason
+        except Exception as error:  # its build may raise any exception
             return f"DeepSpeed's aio operator does not load: {error}"
         return None
     raise UsageError(f"reference {name!r} is unknown: it is one of {', '.join(REFERENCES)}")
@@ -63,25 +63,35 @@ def run_fio(
 ) -> tuple[float, float]:
     """Run fio once with libaio on an existing file; return (bytes per second, processor milliseconds per GiB).
 
-    Each job has its own part of the file, sequentially, as in `Bench`; memory is depth × block per job.
+    As in `Bench`, each job moves its own part of the file sequentially; each has depth × block bytes of memory.
+
+    Args:
+        path: path of the file.
+        size: bytes of the file to use.
+        config: the setting.
+        operation: ``read`` or ``write``.
+        seconds: how long fio runs.
+        direct: use O_DIRECT.
+        iomem: fio's kind of memory.
 
     Raises:
-        OSError: fio cannot be started, or fails; the message is fio's.
+        OSError: fio cannot be started, or fails; the error has fio's message.
     """
     options = {**_fio_options(size, config, seconds, direct=direct), "iomem": iomem, "allow_file_create": "0"}
-    words = [f"--{key}={value}" if value else f"--{key}" for key, value in options.items()]
-    command = ["fio", "--name=reference", f"--filename={path}", f"--rw={operation}", *words, "--output-format=json"]
+    arguments = [f"--{key}={setting}" if setting else f"--{key}" for key, setting in options.items()]
+    job_arguments = ["--name=reference", f"--filename={path}", f"--rw={operation}"]
+    command = ["fio", *job_arguments, *arguments, "--output-format=json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, check=False)
     if done.returncode != 0:
         raise OSError(5, f"fio ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}", path)
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
-    side = job[operation]
-    busy = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"]  # percent of the jobs' time; milliseconds
-    return float(side["bw_bytes"]), busy * 2**30 / max(side["io_bytes"], 1)
+    figures = job[operation]
+    cpu_ms = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"]  # percent of milliseconds
+    return float(figures["bw_bytes"]), cpu_ms * 2**30 / max(figures["io_bytes"], 1)
 
 
 def fio_job(path: str, size: int, config: AioConfig, operations: Sequence[str], *, direct: bool, seconds: float) -> str:
-    """Return a job file that lets fio run as in `run_fio`, one direction after the other.
+    """Return a job file with which fio runs as in `run_fio`, one direction after the other.
 
     In a directory, fio creates a file ``dsexplore.fio`` of `size` bytes; an existing file is used as it is.
     """
@@ -97,7 +107,7 @@ def fio_job(path: str, size: int, config: AioConfig, operations: Sequence[str], 
 
 
 def _fio_options(size: int, config: AioConfig, seconds: float, *, direct: bool) -> dict[str, str]:
-    """Return a setting as fio's options; an option without a value is a switch."""
+    """Return the options of fio for a setting; those with an empty value are switches."""
     part = size // config.thread_count // config.block_size * config.block_size
     return {
         "ioengine": "libaio",
@@ -117,7 +127,7 @@ def _fio_options(size: int, config: AioConfig, seconds: float, *, direct: bool) 
 
 
 class DeepSpeedHandle:
-    """DeepSpeed's own handle, on memory that DeepSpeed locked; other memory it would copy."""
+    """DeepSpeed's own handle, with tensors that DeepSpeed has locked; it would copy others."""
 
     def __init__(self, config: AioConfig) -> None:
         self.handle = deepspeed_module().aio_handle(
@@ -125,33 +135,41 @@ class DeepSpeedHandle:
         )
 
     def new_tensor(self, nbytes: int) -> Any:
-        """Return a byte tensor as DeepSpeed locks it: on ordinary pages, unless the system makes all pages huge."""
+        """Return a tensor of bytes that DeepSpeed has locked, on ordinary pages unless the system uses huge ones."""
         import torch
 
         return self.handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
 
     def free_tensor(self, tensor: Any) -> None:
-        """Free a tensor of `new_tensor`; it must not be used any more."""
+        """Free a tensor of `new_tensor`, which must not be used afterwards."""
         self.handle.free_cpu_locked_tensor(tensor)
 
     def run(self, path: str, tensor: Any, operation: str) -> tuple[float, float]:
-        """Move the whole tensor from or to the start of a file; return (bytes per second, processor ms per GiB)."""
-        begun, busy = time.perf_counter(), time.process_time()
+        """Move a tensor from or to the start of a file; return (bytes per second, processor milliseconds per GiB)."""
+        begun, cpu_begun = time.perf_counter(), time.process_time()
         if operation == "read":
             self.handle.sync_pread(tensor, os.fspath(path), 0)
         else:
             self.handle.sync_pwrite(tensor, os.fspath(path), 0)
-        seconds, cpu = time.perf_counter() - begun, time.process_time() - busy
-        return float(tensor.nbytes / seconds), float(cpu * 1e3 * 2**30 / tensor.nbytes)
+        seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
+        return float(tensor.nbytes / seconds), float(cpu_seconds * 1e3 * 2**30 / tensor.nbytes)
 
 
 def run_deepspeed(
     path: str, size: int, configs: Sequence[AioConfig], operation: str, turns: int
 ) -> list[tuple[float, ...]]:
-    """Return the rates of each setting, measured in turns, on memory of DeepSpeed's own."""
+    """Return the bytes per second of each setting, measured in turn on memory that DeepSpeed allocates.
+
+    Args:
+        path: path of the file.
+        size: bytes of the file to use, rounded down to DeepSpeed's alignment.
+        configs: the settings.
+        operation: ``read`` or ``write``.
+        turns: number of runs of each setting.
+    """
     handles = [DeepSpeedHandle(config) for config in configs]
-    unit = max(handle.handle.get_alignment() for handle in handles)
-    tensors = [handle.new_tensor(size // unit * unit) for handle in handles]
+    alignment = max(handle.handle.get_alignment() for handle in handles)
+    tensors = [handle.new_tensor(size // alignment * alignment) for handle in handles]
     try:
         rates = [
             [handle.run(path, tensor, operation)[0] for handle, tensor in zip(handles, tensors, strict=True)]

@@ -1,4 +1,4 @@
-"""The result of a sweep: its measurements, with the setting to take, tables, and a file."""
+"""`SweepResult`: the measurements of a sweep, with the recommended setting, tables, sentences and a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SweepResult(Measurements, SavedJson, Result):
         return f"<SweepResult: {format_count(len(self.measured), 'slice')} of {what} on {self.disk.label}>"
 
     def best(self) -> Best:
-        """Return the cheapest setting tied with the fastest, or the default unless that is surely worth it.
+        """Return the cheapest setting tied with the fastest, or the default unless that setting is surely better.
 
         Raises:
             UsageError: the sweep was interrupted before any setting was measured beside the control.
@@ -42,13 +42,14 @@ class SweepResult(Measurements, SavedJson, Result):
         return recommend(self)
 
     def rate_interval(self) -> Interval:
-        """Return the recommended setting's bytes per second for the user's mix: the mean of the rounds, with interval.
+        """Return the mean bytes per second of the recommended setting for the user's mix, with a 95 % interval.
 
-        The 95 % interval is 0 to infinity after one round.
+        The interval is 0 to infinity after a single round.
         """
-        config, slices = self.best().config, defaultdict(list)
+        config = self.best().config
+        slices = defaultdict(list)
         for m in self.deciding:
-            # without finals, a part of the unfinished round is among those that decide
+            # without finals, the slices of an unfinished round are among those that decide
             if m.sample.config == config and m.round in self.rounds[config]:
                 slices[m.round].append(m)
         return ratio_interval([mixed_rate(rates, self.conditions.read_share) for rates in slices.values()])
@@ -59,14 +60,14 @@ class SweepResult(Measurements, SavedJson, Result):
 
     def to_fio_job(self) -> str:
         """Return the best setting as a job file of fio, with one job of 10 s for each measured direction."""
-        how, disk = self.conditions, self.disk
-        return fio_job(disk.path, how.size, self.best().config, self.operations, direct=disk.direct, seconds=10.0)
+        config, disk = self.best().config, self.disk
+        return fio_job(disk.path, self.conditions.size, config, self.operations, direct=disk.direct, seconds=10.0)
 
     def to_frame(self, *, slices: bool = False) -> polars.DataFrame:
-        """Return one row per setting and operation, or with ``slices=True`` one per measured slice.
+        """Return one row per setting and operation, or with ``slices=True`` one row per measured slice.
 
-        Rates are in GB/s (10⁹ bytes) and GiB/s (2³⁰ bytes), latencies in milliseconds, ``ratio`` relative to the
-        default setting in the same rounds with its 95 % interval.
+        Rates are in GB/s (10⁹ bytes) and GiB/s (2³⁰ bytes), latencies in milliseconds. ``ratio``, with its 95 %
+        interval, is relative to the default setting in the same rounds.
         """
         import polars
 
@@ -74,9 +75,9 @@ class SweepResult(Measurements, SavedJson, Result):
         return polars.DataFrame(rows, infer_schema_length=None)
 
     def compare(self, other: SweepResult) -> polars.DataFrame:
-        """Return the settings that both results measured; ``ratio`` is this one's median rate over the other's.
+        """Return a row per setting that both results measured; ``ratio`` is this result's median rate over the other's.
 
-        Only tensor sizes that both moved are compared, or all if they share none: see `unlike`.
+        Only tensor sizes that both have moved are compared; all sizes if they share none.
 
         Raises:
             TypeError: ``other`` is not a SweepResult.
@@ -87,7 +88,7 @@ class SweepResult(Measurements, SavedJson, Result):
         return polars.DataFrame(self.compare_rows(other))
 
     def compare_rows(self, other: SweepResult) -> list[dict[str, object]]:
-        """Return the rows of `compare` as dicts; raises as `compare`."""
+        """Return the rows of `compare` as dicts; raise as `compare` does."""
         if not isinstance(other, SweepResult):
             raise TypeError(
                 f"compare() takes a SweepResult, not {type(other).__name__}: load one with SweepResult.load"
@@ -98,7 +99,7 @@ class SweepResult(Measurements, SavedJson, Result):
         return sorted(rows, key=lambda row: (row["operation"], row["ratio"]))
 
     def unlike(self, other: SweepResult) -> list[str]:
-        """Return sentences on differences in how two sweeps measured, which alone may make their rates differ."""
+        """Return sentences on how the conditions of two sweeps differ, which alone may make their rates differ."""
         return list(result_text.differences(self, other))
 
     def to_json(self) -> dict[str, object]:
@@ -119,9 +120,9 @@ class SweepResult(Measurements, SavedJson, Result):
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        beside = {*cls.FORMAT.header(), "aio", "tied"}  # the last two by ``dsexplore aio --json``, made from the others
-        values = {key: value for key, value in loaded.items() if key not in beside}
-        result = value_of(cls, values, "the result")
+        ignored = {*cls.FORMAT.header(), "aio", "tied"}  # ``dsexplore aio --json`` adds the last two
+        fields = {key: field for key, field in loaded.items() if key not in ignored}
+        result = value_of(cls, fields, "the result")
         for at, slice_ in enumerate(result.measured):
             if not (slice_.sample.bytes and slice_.sample.seconds):
                 raise ValueError(f"measured[{at}] has moved 0 bytes, or in 0 s")
@@ -134,9 +135,9 @@ class SweepResult(Measurements, SavedJson, Result):
         return "\n".join([result_text.what(self), *self.lines(), *result_text.other_lines(self)])
 
     def verdict(self) -> str:
-        """Return which setting to take, and what it gains."""
+        """Return which setting to use, and its gain over the default."""
         return self.best().verdict() if self.rounds else "No setting was compared with the default yet."
 
     def lines(self) -> list[str]:
-        """Return the verdict, what ended the sweep early, and the recommended setting's rates, as sentences."""
+        """Return the verdict, why the sweep ended early, and the rates of the recommended setting, as sentences."""
         return [self.verdict(), *result_text.remarks(self), *result_text.rate_lines(self)]

@@ -1,15 +1,14 @@
-"""A sweep as tables: one row per slice, per setting, or per setting that two sweeps share."""
+"""The rows of a sweep's tables: one per slice, per setting, or per setting that two sweeps share."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.measure import Sample
-from dsexplore._internal.aio.sweeps.measurements import RoundSlice, operation_ratios
+from dsexplore._internal.aio.sweeps.measurements import RoundSlice, Sample, operation_ratios
 from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
 
 Row = dict[str, Any]
@@ -33,44 +32,46 @@ def setting_rows(measured: Sequence[RoundSlice], control: AioConfig) -> list[Row
 
 
 def shared_sizes(measured: Iterable[RoundSlice], other: Iterable[RoundSlice]) -> set[int]:
-    """Return the bytes of tensors that two sweeps both moved."""
+    """Return the tensor sizes in bytes that two sweeps have both moved."""
     return {m.sample.transfer for m in measured} & {m.sample.transfer for m in other}
 
 
 def shared_rows(measured: Sequence[RoundSlice], other: Sequence[RoundSlice]) -> list[Row]:
-    """Return one row per setting and operation that both measured: medians in GB/s and their ratio.
+    """Return one row per setting and operation that two sweeps measured: medians in GB/s and their ratio.
 
-    Only tensor sizes that both moved are used; all, if they share none.
+    Only tensor sizes that both have moved are used; all sizes if they share none.
     """
     sizes = shared_sizes(measured, other)
-    mine, theirs = (
-        _medians(m for m in results if not sizes or m.sample.transfer in sizes) for results in (measured, other)
-    )
+    rates, other_rates = _medians(measured, sizes), _medians(other, sizes)
     return [
         {
             "operation": operation,
             **_config_columns(config),
-            "gb_s": mine[config, operation] / 1e9,
-            "other_gb_s": theirs[config, operation] / 1e9,
-            "ratio": mine[config, operation] / theirs[config, operation],
+            "gb_s": rate / 1e9,
+            "other_gb_s": other_rates[config, operation] / 1e9,
+            "ratio": rate / other_rates[config, operation],
         }
-        for config, operation in mine
-        if (config, operation) in theirs
+        for (config, operation), rate in rates.items()
+        if (config, operation) in other_rates
     ]
 
 
-def _medians(measured: Iterable[RoundSlice]) -> dict[tuple[AioConfig, str], float]:
+def _medians(measured: Iterable[RoundSlice], sizes: Collection[int]) -> dict[tuple[AioConfig, str], float]:
+    """Return {(setting, operation): median bytes per second} at some tensor sizes; at all if `sizes` is empty."""
     rates: dict[tuple[AioConfig, str], list[float]] = defaultdict(list)
     for m in measured:
-        rates[m.sample.config, m.sample.operation].append(m.sample.rate)
-    return {key: median(values) for key, values in rates.items()}
+        if not sizes or m.sample.transfer in sizes:
+            rates[m.sample.config, m.sample.operation].append(m.sample.rate)
+    return {key: median(setting_rates) for key, setting_rates in rates.items()}
 
 
 def _config_columns(config: AioConfig) -> dict[str, int | bool]:
-    return {f.name: getattr(config, f.name) for f in fields(config) if f.name != "use_gds"}
+    """Return the columns of a setting."""
+    return {field.name: getattr(config, field.name) for field in fields(config) if field.name != "use_gds"}
 
 
 def _setting_row(config: AioConfig, operation: str, samples: list[Sample], ratios: Mapping[int, float]) -> Row:
+    """Return the row of a setting in one direction; `ratios` is {round: rate relative to the control}."""
     rates = [sample.rate for sample in samples]
     ratio = ratio_interval(list(ratios.values())) if ratios else None
     return {
@@ -94,6 +95,7 @@ def _setting_row(config: AioConfig, operation: str, samples: list[Sample], ratio
 
 
 def _slice_row(m: RoundSlice) -> Row:
+    """Return the row of one slice."""
     sample = m.sample
     return {
         "phase": m.phase,

@@ -10,8 +10,8 @@ from statistics import median
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.sweeps.bench_processes import BenchTogether
-from dsexplore._internal.aio.sweeps.measure import Bench, Operation, Sample
-from dsexplore._internal.aio.sweeps.measurements import Phase, RoundSlice, mixed_rate
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.sweeps.measurements import Operation, Phase, RoundSlice, Sample, mixed_rate
 from dsexplore._internal.aio.sweeps.sweep_setup import CONTROL, Progress, Report, Setup
 from dsexplore._internal.units import format_rate
 
@@ -20,30 +20,31 @@ _FEWEST_SLICES = 48
 
 
 class WrittenEnough(Exception):
-    """The limit of bytes to write is reached."""
+    """Raised when the limit of bytes to write is reached."""
 
 
 class Budget:
-    """Seconds and bytes to write of one sweep.
+    """The seconds and the bytes to write of one sweep, and what is left of them.
 
     Args:
-        setup: the sweep's file, which is written by now.
-        bench: measures the settings.
-        clock: seconds since any moment.
-        begun: what `clock` returned when the sweep began.
+        setup: the sweep's file, which has been written.
+        bench: the bench that compares settings.
+        clock: returns seconds.
+        begun: time of `clock` at which the sweep began.
     """
 
     def __init__(self, setup: Setup, bench: Bench | BenchTogether, clock: Callable[[], float], begun: float) -> None:
         self._setup, self._bench, self._clock, self._begun = setup, bench, clock, begun
         seconds = setup.plan.seconds
         self.ready = self.elapsed()
-        """Seconds spent on creating the file: they count, but at least half of the time is left for the search."""
+        """Seconds until the file was written. They are part of the sweep's time, but the search gets at least half of
+        that time."""
         self.seconds = math.inf if seconds is None else max(seconds, self.ready + seconds / 2)
-        """Seconds that the sweep may take in all; infinite without a limit."""
+        """Seconds that the whole sweep may take; infinite without a limit."""
         self.bytes_by_others = 0
-        """Bytes written by other benches than the one that compares settings, and by other programs."""
+        """Bytes written by other programs, and by benches other than the one that compares settings."""
         self.largest_slice = 0
-        """Most bytes written by any slice, including its warm-up."""
+        """Largest number of bytes that a slice has written, including its warm-up."""
         self.is_spent = False
         """True if something was omitted because of the limit of bytes to write."""
 
@@ -61,15 +62,18 @@ class Budget:
         return math.inf if limit is None else limit - self.written()
 
     def bytes_per_slice(self) -> float:
-        """Return the bytes that a slice may write, so that the limit allows enough slices."""
+        """Return the bytes that a slice may write, so that the limit allows enough slices; infinite without a limit."""
         plan, setup = self._setup.plan, self._setup
-        begun = plan.processes * setup.bytes_written
         if plan.most_written is None:
             return math.inf
-        return (plan.most_written - begun) / (_FEWEST_SLICES * len(setup.transfers))
+        bytes_of_files = plan.processes * setup.bytes_written
+        return (plan.most_written - bytes_of_files) / (_FEWEST_SLICES * len(setup.transfers))
 
     def may_write(self, slices: int, nbytes: int = 0) -> bool:
-        """Return True if `slices` more may be written, each as large as the largest so far or `nbytes`."""
+        """Return True if so many slices may still be written, each as large as the largest so far, or as `nbytes`.
+
+        If not, `is_spent` becomes True.
+        """
         if "write" in self._setup.operations and slices * max(self.largest_slice, nbytes) > self.bytes_left():
             self.is_spent = True
         return not self.is_spent
@@ -79,34 +83,39 @@ class RoundMeasurer:
     """Measures rounds of settings, in each direction and at each tensor size.
 
     Args:
-        setup: directions, tensor sizes, and how long a slice is.
+        setup: directions, tensor sizes and slice length of the sweep.
         bench: measures one slice.
-        budget: what the sweep may spend.
-        report: is told of each setting.
-        shuffle: gives the order of the settings in a round.
+        budget: seconds and bytes that the sweep may spend.
+        report: called with the progress after each setting.
+        shuffle: random generator for the order of the settings in a round.
     """
 
     def __init__(
         self, setup: Setup, bench: Bench | BenchTogether, budget: Budget, report: Report, shuffle: random.Random
     ) -> None:
         self.measured: list[RoundSlice] = []
+        """Slices so far."""
         self.round = 0
         """Number of the current round, from 1."""
         self.unfinished_round: int | None = None
-        """Number of the round that is being measured, or in which measuring was interrupted; None between rounds."""
-        self._setup, self._bench, self._budget, self._report, self.shuffle = setup, bench, budget, report, shuffle
+        """Number of the round that is being measured, or that was interrupted; None between rounds."""
+        self.shuffle = shuffle
+        self._setup = setup
+        self._bench = bench
+        self._budget = budget
+        self._report = report
         self._slice_seconds = 0.0
         """Seconds per slice of the last round, including all overhead."""
         self.begin_phase("descent")
 
     def begin_phase(self, phase: Phase, *, settings: int = 0, until: float = math.inf) -> None:
-        """Measure from now on as part of a phase.
+        """Begin a phase; later rounds belong to it.
 
         Args:
-            phase: how the search chooses the settings of a round.
-            settings: number of settings in all, for progress; 0 if unknown.
-            until: seconds since the sweep began after which a round ends early: on a slow disk, one can take longer
-                than all else.
+            phase: name of the phase.
+            settings: number of settings to measure, for the progress; 0 if unknown.
+            until: seconds since the sweep began after which a round ends early, since a round can take very long on a
+                slow disk.
         """
         self._phase, self._settings, self._until, self._settings_done = phase, settings, until, 0
 
@@ -130,7 +139,7 @@ class RoundMeasurer:
                     break
                 rates[config] = self._measure_setting(config)
         except WrittenEnough:
-            del self.measured[first:]  # half a round compares nothing
+            del self.measured[first:]  # an unfinished round cannot be compared
             self.unfinished_round = None
             raise
         self.unfinished_round = None
@@ -148,7 +157,7 @@ class RoundMeasurer:
         return rate
 
     def _measure_slice(self, config: AioConfig, operation: Operation, transfer: int) -> Sample:
-        """Measure one slice; in the finals, tensors are moved completely."""
+        """Measure one slice within the budget; in the finals, tensors are moved completely."""
         plan, bench, budget = self._setup.plan, self._bench, self._budget
         most = math.inf
         if operation == "write":
@@ -163,27 +172,23 @@ class RoundMeasurer:
         return sample
 
     def _progress(self) -> float:
-        """Return the fraction of the sweep that is done: of its time, or of its settings if it has no limit of time."""
+        """Return the fraction of the sweep's time that has passed; without a limit of time, of its settings."""
         if self._setup.plan.seconds is not None:
             return min(self._budget.elapsed() / self._budget.seconds, 0.99)
         return min(self._settings_done / self._settings, 0.99) if self._settings else 0.99
 
     def expected_seconds(self, slices: int) -> float:
-        """Return the expected duration of `slices` slices, in seconds, so that none starts too late."""
+        """Return the expected seconds of a number of slices."""
         mean = (self._budget.elapsed() - self._budget.ready) / len(self.measured)
         return slices * max(self._slice_seconds, mean)
 
     def expected_seconds_in_finals(self) -> float:
         """Return the expected seconds of one setting in a round of the finals, which move whole tensors."""
         setup = self._setup
-        rates = {
-            operation: median(
-                measured.sample.rate for measured in self.measured if measured.sample.operation == operation
-            )
-            for operation in setup.operations
-        }
-        parts = product(setup.operations, setup.transfers)
-        together = setup.plan.processes  # each moves a tensor of its own, and rates are of all
-        return sum(
-            max(self.expected_seconds(1), together * transfer / rates[operation]) for operation, transfer in parts
-        )
+        seconds = 0.0
+        for operation in setup.operations:
+            # the rate of all processes, each of which moves a tensor of its own
+            rate = median(m.sample.rate for m in self.measured if m.sample.operation == operation)
+            for transfer in setup.transfers:
+                seconds += max(self.expected_seconds(1), setup.plan.processes * transfer / rate)
+        return seconds

@@ -1,9 +1,9 @@
-"""Temporary files of a sweep without a name, so that nothing is left of them however the sweep ends.
+"""Temporary files without a name, of which nothing is left however a sweep ends.
 
-A file is unlinked as soon as it is open, and is reached through ``/proc`` from then on. Without ``/proc`` it keeps a
-recognizable name until it is closed: the owner holds a lock on it, which the kernel releases however the owner dies. So
-the next start removes abandoned files and leaves those in use, also across containers that do not see each other's
-processes. On a filesystem without such locks (Lustre as it is often mounted) no file is considered abandoned.
+A file is unlinked as soon as it is open, and reached through ``/proc`` from then on. Without ``/proc`` it keeps a
+recognizable name until it is closed, and its owner holds a lock on it, which the kernel releases when the owner dies.
+So the next start can remove abandoned files and leave those in use, even if containers do not see each other's
+processes. On a filesystem without such locks, such as Lustre as it is often mounted, no file is removed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from dsexplore._internal.units import format_bytes
 PREFIX = ".dsexplore-aio-"
 _SUFFIX = ".tmp"
 _SPARE = 1 << 20
+"""Bytes that must stay free."""
 
 
 class Scratch:
-    """A new, empty file in a directory; removed by `close`, and when its process ends.
+    """A new, empty file in a directory, which is removed by `close`, or when its process ends.
 
-    ``path`` opens it, for as long as this process holds it open; in other processes of this user, too.
+    As long as this process holds it open, ``path`` opens it, also in other processes of this user.
+
+    Args:
+        directory: the directory.
+        nbytes: bytes that will be written; the filesystem must have room for them.
 
     Raises:
-        OSError: the directory is missing, not writable or read-only, or has not ``nbytes`` to spare (ENOSPC).
+        OSError: the directory is missing or not writable, or has no room for `nbytes` (ENOSPC).
     """
 
     def __init__(self, directory: str | os.PathLike[str], nbytes: int) -> None:
@@ -65,18 +70,18 @@ class Scratch:
 
 
 def remove_abandoned(directory: str | os.PathLike[str]) -> list[Path]:
-    """Remove scratch files of processes that have ended, and return their paths."""
+    """Remove the scratch files of processes that have ended, and return their paths."""
     removed = []
     for path in sorted(Path(directory).glob(f"{PREFIX}*{_SUFFIX}")):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS locks only what may be written
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)  # NFS locks only files open for writing
         except OSError:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
             removed.append(path)
-        except OSError:  # in use, or another user's
+        except OSError:  # in use, or owned by another user
             pass
         finally:
             os.close(fd)
@@ -101,12 +106,13 @@ def check_space(directory: str, nbytes: int) -> None:
 
 
 def _create(folder: str) -> tuple[str, int]:
+    """Create a locked file; return its path and descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     while True:
         path = str(Path(folder) / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}")
         fd = os.open(path, flags, 0o600)
         with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:  # not taken for abandoned between the two calls
+        if os.fstat(fd).st_nlink:  # no other process has removed it before it was locked
             return path, fd
         os.close(fd)

@@ -1,4 +1,4 @@
-"""Find a fast setting in few measurements. Pure logic: measuring and the clock are passed in."""
+"""Find a fast setting in few measurements; the functions that measure and that watch the time are arguments."""
 
 from __future__ import annotations
 
@@ -19,49 +19,50 @@ AXES: dict[str, tuple[Any, ...]] = {
     c.AIO_OVERLAP_EVENTS: (True, False),
     c.AIO_SINGLE_SUBMIT: (False, True),
 }
-"""Values to try for each key, in the order in which the keys are searched: the most important first."""
+"""{key: values to try}, in the order in which the keys are searched: the most important first."""
 
 MOST_FINALISTS = 6
 """Number of settings that are compared in the finals, besides the control."""
-_WORTH_MOVING = 1.02
+_MIN_STEP = 1.02
+"""Ratio of rates from which the descent moves to a better setting."""
 _NEAR = 0.9
-"""Fraction of the highest score that a finalist chosen for its low cost must reach."""
+"""Fraction of the highest score that a finalist must reach to be chosen for its low cost."""
 FEWEST_ROUNDS = 3
-"""Number of rounds of finals before which nothing is considered sure."""
-_GIVEN_UP = 0.2
-"""A finalist this far below the best, divided by the rounds so far, is dropped: 10 % after two. None is dropped that
-may be tied with the best."""
+"""Number of rounds of finals before which no result is certain."""
+_DROP_LIMIT = 0.2
+"""A finalist that is slower than the best by this fraction, divided by the number of rounds, is dropped: 10 % after two
+rounds. A finalist that may be tied with the best is kept."""
 
 Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
 """Measures settings in one round beside the control, and returns each rate relative to the control's."""
 
 
-def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Return the default axes with some replaced by the caller's.
+def checked_axes(changes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    """Return the default axes with some replaced; a single value is an axis of one value.
 
     Raises:
         UsageError: an unknown key, an empty axis, or a value that `AioConfig` rejects.
     """
     axes = dict(AXES)
-    for key, values in given.items():
+    for key, axis in changes.items():
         if key not in axes:
             raise UsageError(f"axis {key!r} is unknown: sweep over {', '.join(AXES)}")
-        listed = tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
-        if not listed:
+        values = tuple(axis) if isinstance(axis, Iterable) and not isinstance(axis, str) else (axis,)
+        if not values:
             raise UsageError(f"axis {key!r} has no values: give at least one, or leave it out for {AXES[key]}")
-        axes[key] = tuple(dict.fromkeys(getattr(AioConfig(**{key: value}), key) for value in listed))
+        axes[key] = tuple(dict.fromkeys(getattr(AioConfig(**{key: value}), key) for value in values))
     return axes
 
 
 def fills_queues(config: AioConfig, size: int) -> bool:
-    """Return True if `size` bytes fill the queues several times over; the default setting always fits."""
+    """Return True if `size` bytes fill the queues of a setting at least four times; the default setting always fits."""
     return config.bytes_in_flight <= max(size // 4, AioConfig().bytes_in_flight)
 
 
 def grid(axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]) -> list[AioConfig]:
     """Return every combination of the axes' values for which `fits` is true."""
-    every = (AioConfig(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
-    return [config for config in every if fits(config)]
+    combinations = (AioConfig(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+    return [config for config in combinations if fits(config)]
 
 
 def descend(
@@ -71,25 +72,32 @@ def descend(
     more: Callable[[], bool],
     fits: Callable[[AioConfig], bool],
 ) -> dict[AioConfig, float]:
-    """Move along one axis at a time to the best value on it, until a full pass brings no gain or time is up.
+    """Move along one axis at a time to its best value, until a pass over all axes brings no gain or time is up.
 
-    However short the time, one axis is measured; if no axis has a choice, only the start.
+    At least one axis is measured, however short the time; if no axis has two values, only the start is measured.
+
+    Args:
+        start: setting to start with.
+        axes: {key: values to try}.
+        measure: measures settings in one round.
+        more: returns True as long as there is time for another round.
+        fits: returns True if a setting can be measured.
 
     Returns:
-        The last ratio of every setting measured.
+        {measured setting: its last ratio to the control}.
     """
     scores: dict[AioConfig, float] = {}
     best, improved = start, True
     while improved and (more() or not scores):
         improved = False
         for key, values in axes.items():
-            tried = (_fitting(best.with_(**{key: value}), axes, fits) for value in values)
-            line = list(dict.fromkeys(config for config in tried if config is not None))
-            if len(line) < 2 or (scores and not more()):
+            fitting = (_fitting(best.with_(**{key: value}), axes, fits) for value in values)
+            candidates = list(dict.fromkeys(config for config in fitting if config is not None))
+            if len(candidates) < 2 or (scores and not more()):
                 continue
-            scores.update(measure(line))
-            winner = max(line, key=lambda config: scores.get(config, 0.0))
-            if winner != best and scores[winner] > scores.get(best, 0.0) * _WORTH_MOVING:
+            scores.update(measure(candidates))
+            winner = max(candidates, key=lambda config: scores.get(config, 0.0))
+            if winner != best and scores[winner] > scores.get(best, 0.0) * _MIN_STEP:
                 best, improved = winner, True
     return scores or dict(measure([start]))
 
@@ -97,9 +105,9 @@ def descend(
 def _fitting(
     config: AioConfig, axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]
 ) -> AioConfig | None:
-    """Return the setting, or else the same with the next lower depth of the axes that fits; None if there is none.
+    """Return the setting, or if it does not fit, the setting with the next lower depth that does; None if none does.
 
-    Depth is searched first, and its gain may be luck: larger blocks would then be omitted.
+    Depth is searched first, and a large depth may have won by luck; without this, larger blocks would not be tried.
     """
     smaller = sorted((depth for depth in axes[c.AIO_QUEUE_DEPTH] if depth < config.queue_depth), reverse=True)
     candidates = (config.with_(**{c.AIO_QUEUE_DEPTH: depth}) for depth in (config.queue_depth, *smaller))
@@ -113,13 +121,20 @@ def finals(
     shuffle: random.Random,
     width: float = 0.03,
 ) -> dict[AioConfig, list[float]]:
-    """Measure finalists round after round in shuffled order, until every interval is narrower than `width`.
+    """Measure finalists in rounds, in shuffled order, until every interval is narrower than `width`.
 
-    At least one round is measured, so that the verdict never rests on the descent, which favors the lucky. Settings
-    that are surely or far worse than the best are dropped on the way.
+    At least one round is measured, since the descent favors settings that were lucky. Settings that are far or surely
+    slower than the best are dropped on the way.
+
+    Args:
+        finalists: settings to compare.
+        measure: measures settings in one round.
+        more: returns True as long as there is time for another round.
+        shuffle: random generator for the order.
+        width: relative width of an interval, see `Interval.width`.
 
     Returns:
-        The ratio of each finalist in each round that it took part in.
+        {finalist: its ratios to the control in the rounds that it took part in}.
     """
     ratios: dict[AioConfig, list[float]] = {config: [] for config in finalists}
     running = list(finalists)
@@ -131,35 +146,36 @@ def finals(
         rounds = len(ratios[running[0]])
         means = {config: ratio_interval(ratios[config]).value for config in running}
         best = max(means, key=lambda config: means[config])
-        behind = {config: _relative(ratios[config], ratios[best]) for config in running}
+        to_best = {config: _relative(ratios[config], ratios[best]) for config in running}
         if rounds >= FEWEST_ROUNDS and all(ratio_interval(ratios[config]).width < width for config in running):
             break
         if rounds >= 2:
-            limit = 1 - max(_GIVEN_UP / rounds, 1.5 * MATTERS)
-            running = [config for config in running if behind[config].value >= limit]
+            limit = 1 - max(_DROP_LIMIT / rounds, 1.5 * MATTERS)
+            running = [config for config in running if to_best[config].value >= limit]
         if rounds >= FEWEST_ROUNDS:
-            running = [config for config in running if behind[config].high >= 1 - MATTERS]
+            running = [config for config in running if to_best[config].high >= 1 - MATTERS]
     return ratios
 
 
 def _relative(ratios: Sequence[float], best: Sequence[float]) -> Interval:
-    """Return one setting relative to another over the same rounds, so that noise in the control cancels."""
-    return ratio_interval([mine / other for mine, other in zip(ratios, best, strict=True)])
+    """Return the ratio of a setting to the best one over the same rounds, in which noise of the control cancels."""
+    return ratio_interval([ratio / best_ratio for ratio, best_ratio in zip(ratios, best, strict=True)])
 
 
 def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int = MOST_FINALISTS) -> list[AioConfig]:
-    """Return `count` finalists: half by the highest scores, half the cheapest with nearly as high scores.
+    """Return `count` finalists: half with the highest scores, half the cheapest of those with nearly as high scores.
 
-    A score rests on one measurement, so the highest are partly luck; the cheapest of many equal ones are the same from
-    sweep to sweep. The control is omitted: it is measured in every round anyway.
+    A score is a single measurement, so the highest are partly luck; the cheapest of many equal settings are the same in
+    each sweep. The control is omitted, as it is measured in every round.
     """
     ranked = sorted((config for config in scores if config != control), key=lambda config: -scores[config])
     near = [config for config in ranked if scores[config] >= scores[ranked[0]] * _NEAR]
     cheap = sorted(near, key=lambda config: (config.bytes_in_flight, config.thread_count, config.queue_depth))
-    return list(dict.fromkeys([*ranked[: -(-count // 2)], *cheap[: count // 2], *ranked]))[:count]
+    by_score, by_cost = ranked[: count - count // 2], cheap[: count // 2]
+    return list(dict.fromkeys([*by_score, *by_cost, *ranked]))[:count]
 
 
 def chunks(configs: Sequence[AioConfig], count: int) -> Iterator[list[AioConfig]]:
-    """Yield the settings in parts of at most `count`."""
+    """Yield the settings in lists of at most `count`."""
     for at in range(0, len(configs), count):
         yield list(configs[at : at + count])

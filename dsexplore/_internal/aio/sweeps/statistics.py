@@ -1,4 +1,4 @@
-"""Statistics for a fair comparison of noisy rates."""
+"""Statistics of noisy rates: ratios with their intervals, quantiles and medians."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ _T95 += [2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05,
 
 
 MATTERS = 0.05
-"""Relative differences below this are a tie, and too small a gain to leave the default."""
+"""Relative difference below which two settings are tied, and a gain is too small to leave the default."""
 _WIDEST = 9.0
-"""Relative width, high over low minus one, from which an interval says nothing: its ends are ten times apart."""
+"""Relative width, high / low − 1, from which an interval is not shown: its ends are ten times apart."""
 
 
 class Interval(NamedTuple):
-    """A ratio with its 95 % interval, from n paired measurements."""
+    """A mean ratio with its 95 % interval."""
 
     value: float
+    """Geometric mean of the ratios."""
     low: float
     high: float
     n: int
+    """Number of ratios."""
 
     @property
     def width(self) -> float:
-        """Interval's relative width, high over low minus one; infinite below two measurements."""
+        """Relative width of the interval, high / low − 1; infinite for fewer than two ratios."""
         return self.high / self.low - 1 if self.low > 0 else math.inf
 
     @property
@@ -44,9 +46,9 @@ class Interval(NamedTuple):
 
 
 def ratio_interval(ratios: Sequence[float]) -> Interval:
-    """Return the geometric mean of positive ratios, with a Student interval on their logarithms.
+    """Return the geometric mean of positive ratios, with the interval of Student's t on their logarithms.
 
-    ``ratio_interval([2.0, 2.0])`` is 2.0 (2.0–2.0, n 2). A single ratio has the interval 0 to infinity.
+    Example: ``ratio_interval([2.0, 2.0])`` is 2.0 (2.0–2.0, n 2). A single ratio has the interval 0 to infinity.
     """
     n = len(ratios)
     if n == 0:
@@ -61,7 +63,7 @@ def ratio_interval(ratios: Sequence[float]) -> Interval:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which `share` of the sorted values are: the nearest rank, never beyond the largest."""
+    """Return the value below which a fraction `share` of the sorted values is; at most the largest value."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 

@@ -1,4 +1,4 @@
-"""Prepare a sweep: check its arguments, write its file, and examine the disk."""
+"""Prepare a sweep: check its arguments, examine the disk, and write the file that is measured."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple
 from dsexplore._internal.aio.aio_config import AioConfig, as_integer
 from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.backends.choose import loop_of
-from dsexplore._internal.aio.buffers import Buffer, PinnedBuffer, fill_random
+from dsexplore._internal.aio.buffers import Buffer, PinnedBuffer, fill_random, free_memory
 from dsexplore._internal.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached, probed_rate
 from dsexplore._internal.aio.pool import Pool, TransferJob
 from dsexplore._internal.aio.staging import memory_of
 from dsexplore._internal.aio.sweeps import search
-from dsexplore._internal.aio.sweeps.measure import Bench, Mode, Operation
-from dsexplore._internal.aio.sweeps.measurements import Conditions
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.sweeps.measurements import Conditions, Mode, Operation
 from dsexplore._internal.aio.sweeps.scratch import Scratch
 from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore._internal.errors import UsageError
@@ -36,17 +36,19 @@ class Progress(NamedTuple):
     done: float
     """Fraction that is done, 0 to 1."""
     text: str
+    """What is being done."""
 
 
 Report = Callable[[Progress], None]
+"""Called with the progress."""
 
 
 @contextmanager
 def reporting(wanted: bool | Report | None) -> Iterator[Report]:
-    """Yield the function to report to: the caller's, a progress bar's, or one that draws nothing.
+    """Yield the function to call with the progress: the caller's, or one that draws a bar or nothing.
 
     Args:
-        wanted: the caller's function; True for a bar; None for a bar if it is visible; False for none.
+        wanted: the caller's function; True for a bar; None for a bar if it is visible; False for nothing.
     """
     if callable(wanted):
         yield wanted
@@ -64,18 +66,19 @@ CONTROL = AioConfig()
 """The default setting, measured in every round; all ratios are relative to it."""
 _LEAST_SIZE = CONTROL.bytes_in_flight
 _SLICE = (0.02, 0.15)
-"""Shortest and longest duration of a slice, in seconds."""
+"""Shortest and longest slice, in seconds."""
 _SLICES_PER_SWEEP = 250
+"""Number of slices into which a sweep's time is divided."""
 _MOST_PROCESSES = 256
 _FILE_SHARE = 0.04
-"""Fraction of the time in which a file must be written: the requests in flight, a quarter of it at most, then take a
-hundredth, and the sweep can end in time."""
+"""Fraction of the time in which the file must be written. The requests in flight, at most a quarter of the file, then
+take a hundredth of the time, so that the sweep can end in time."""
 _TENSORS = (32 << 20, 512 << 20)
-"""Default bytes of the tensors to move, those that fit the file."""
+"""Default sizes of tensors in bytes; those that do not fit into the file are omitted."""
 
 
 class Plan:
-    """The validated arguments of `sweep`."""
+    """The checked arguments of `sweep`, which describes them."""
 
     def __init__(
         self,
@@ -115,24 +118,25 @@ class Plan:
             raise UsageError(f"processes {processes!r} is not a number of processes: give 1 to {_MOST_PROCESSES}")
         self.processes = count
         self.left_out = ""
-        """What a slow disk leaves no time for; empty if nothing."""
+        """A sentence on what is omitted because the disk is slow; empty if nothing is."""
         self.is_fitted = seconds is None or mode == "ring"
-        """True if the size no longer depends on how fast the disk is."""
+        """True if the size of the file does not depend on the disk's rate any more."""
         self.most_written = None if max_written is None else checked_size(max_written)
         self.slice = _slice(seconds, len(self.transfers))
 
     def fit(self, rate: float) -> None:
-        """Use a smaller file if the disk, at `rate` bytes per second, would take too long for one of this size."""
+        """Use a smaller file if the disk, at `rate` bytes per second, would take too long to write this one."""
         if self.is_fitted or self.seconds is None:
             return
         self.is_fitted = True
-        most = max(int(rate * self.seconds * _FILE_SHARE) >> 22 << 22, _LEAST_SIZE)
+        most = max(int(rate * self.seconds * _FILE_SHARE) >> 22 << 22, _LEAST_SIZE)  # whole multiples of 4 MiB
         in_flight = min(config.bytes_in_flight for config in search.grid(self.axes, lambda _: True))
         if in_flight > _LEAST_SIZE:
-            most = max(most, 4 * in_flight)  # what the axes need
+            most = max(most, 4 * in_flight)  # for the setting of the axes that needs the smallest file
         if most >= self.size:
             return
-        asked, dropped = self.size, [size for size in self.transfers if size > most]
+        asked = self.size
+        dropped = [size for size in self.transfers if size > most]
         self.size = most
         self.transfers = tuple(size for size in self.transfers if size <= most) or (most,)
         self.slice = _slice(self.seconds, len(self.transfers))
@@ -142,25 +146,25 @@ class Plan:
             f"{format_bytes(asked)}{tensors}: give more seconds for those."
         )
 
-    def _tensors(self, given: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
-        """Return the sizes of tensors to move, in bytes, the smallest first."""
-        if given is None:
+    def _tensors(self, tensor: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
+        """Return the sizes of tensors to move in bytes, the smallest first."""
+        if tensor is None:
             return tuple(sorted({min(size, self.size) for size in _TENSORS}))
-        wanted = [checked_size(size) for size in ([given] if isinstance(given, (int, str)) else given)]
-        for size in wanted or [0]:
+        sizes = [checked_size(size) for size in ([tensor] if isinstance(tensor, (int, str)) else tensor)]
+        for size in sizes or [0]:
             if not PAGE <= size <= self.size:
                 raise UsageError(
                     f"tensor {format_bytes(size)} does not fit: give sizes from {PAGE} bytes to the size of the file, "
                     f"{format_bytes(self.size)}"
                 )
-        return tuple(sorted(set(wanted)))
+        return tuple(sorted(set(sizes)))
 
     def settings(self, size: int) -> list[AioConfig]:
-        """Return every setting of the axes that fits `size` bytes of a file; raises `UsageError` if none does."""
-        every = search.grid(self.axes, lambda _: True)
-        fitting = [config for config in every if search.fills_queues(config, size)]
+        """Return every setting of the axes that fits `size` bytes of a file; raise UsageError if none does."""
+        settings = search.grid(self.axes, lambda _: True)
+        fitting = [config for config in settings if search.fills_queues(config, size)]
         if not fitting:
-            least = min(every, key=lambda config: config.bytes_in_flight)
+            least = min(settings, key=lambda config: config.bytes_in_flight)
             raise UsageError(
                 f"no setting of these axes fits a size of {format_bytes(size)}: the smallest, {least}, has "
                 f"{format_bytes(least.bytes_in_flight)} in flight, and block_size × queue_depth × thread_count may be "
@@ -173,15 +177,15 @@ class Plan:
         return self.size * self.processes * (1 if self.write_mode == "overwrite" else 2)
 
     def of_processes(self) -> str:
-        """Return words for error messages if there are several processes; else empty."""
+        """Return ``" by each of 4 processes"`` for error messages; empty for a single process."""
         return f" by each of {self.processes} processes" if self.processes > 1 else ""
 
     def writes(self, is_scratch: bool) -> bool:
-        """Return True if anything is written while settings are compared; `is_scratch`: the sweep made its file."""
+        """Return True if comparing settings writes; `is_scratch` is True if the sweep has created its file."""
         return is_scratch and self.read_share < 1
 
     def check_budget(self) -> None:
-        """Raise `UsageError` if the limit is below what one round writes at least."""
+        """Raise UsageError if a single round writes more than `max_written`."""
         least = self.processes * (self.size + 2 * _LEAST_SIZE if self.writes(is_scratch=True) else self.size)
         if self.most_written is not None and self.most_written < least:
             raise UsageError(
@@ -192,7 +196,7 @@ class Plan:
 
 
 def _slice(seconds: float | None, sizes: int) -> float:
-    """Return the seconds of a slice for each of so many sizes of tensors."""
+    """Return the seconds of a slice if there are `sizes` sizes of tensors."""
     budget = 60.0 if seconds is None else seconds
     return min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1]) / sizes
 
@@ -203,7 +207,7 @@ def is_duration(seconds: object) -> bool:
 
 
 def checked_size(size: int | str) -> int:
-    """Return a size given as a number or as ``"1GiB"`` in bytes; raises `UsageError`."""
+    """Return a size, a number or text such as ``"1GiB"``, in bytes; raise UsageError if it is invalid."""
     try:
         return parse_size(size)
     except ValueError as error:
@@ -211,14 +215,24 @@ def checked_size(size: int | str) -> int:
 
 
 def _scratch(stack: ExitStack, folder: str, plan: Plan) -> Scratch:
-    """Create the sweep's own file, after checking memory and the limit of bytes to write."""
+    """Check memory and the limit of bytes to write, then create the sweep's file."""
     _check_memory(plan)
     plan.check_budget()
     return stack.enter_context(Scratch(folder, plan.bytes_of_files()))
 
 
 class Setup:
-    """The file, the disk and the bench of one sweep; all released when the stack unwinds."""
+    """The file, the disk and the bench of one sweep.
+
+    Args:
+        stack: closes all of them.
+        path: a directory, or an existing file.
+        plan: arguments of the sweep.
+        engine: name of the engine.
+        direct: use direct I/O if the disk has it.
+        seed: seed of the data.
+        report: called with the progress.
+    """
 
     def __init__(
         self, stack: ExitStack, path: str, plan: Plan, engine: str, direct: bool, seed: int, report: Report
@@ -254,7 +268,7 @@ class Setup:
         stack.callback(self.bench.close)
 
     def new_bench(self, memory: str) -> Bench:
-        """Return a bench on the file; its memory is ``ordinary``, ``huge`` or ``pinned``. The caller closes it."""
+        """Return a bench on ``ordinary``, ``huge`` or ``pinned`` memory; the caller closes it."""
         source = self.source
         bench = Bench(
             self.engine,
@@ -273,7 +287,7 @@ class Setup:
         return bench
 
     def _announced(self) -> str:
-        """Return how much will be written, to be shown before it is."""
+        """Return how much will be written, as the end of a sentence."""
         if not self.plan.writes(is_scratch=True):
             return ""
         limit = self.plan.most_written
@@ -287,7 +301,7 @@ class Setup:
             for at in range(0, self.size, chunk.nbytes):
                 part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
                 job = TransferJob(memory_of(part, writable=False), TransferFile(self.path, write=True), at, CONTROL, 1)
-                pool.start(job, 0, 0)
+                pool.start(job, share=0, thread=0)
                 job.finished.wait()
                 if job.error is not None:
                     raise job.error
@@ -299,6 +313,7 @@ class Setup:
     def _write_side(
         self, stack: ExitStack, directory: str, direct: bool
     ) -> tuple[TransferFile, Callable[[], None] | None]:
+        """Return the file to write to, and a function that empties it before each slice; None to overwrite it."""
         if self.plan.write_mode == "overwrite":
             target = TransferFile(self.path, write=True, direct=direct)
             stack.callback(target.close)
@@ -315,7 +330,7 @@ class Setup:
         return target, renew
 
     def conditions(self, unavailable: dict[str, str]) -> Conditions:
-        """Return how this sweep is done, for the record."""
+        """Return the conditions of this sweep; `unavailable` is {engine or program: why it cannot run}."""
         return Conditions(
             backend=self.engine,
             unavailable=unavailable,
@@ -344,13 +359,17 @@ def _drop(source: TransferFile) -> None:
 
 
 def _operations(read_share: float, writable: bool) -> list[Operation]:
-    if not writable:
-        return ["read"]
-    both: list[tuple[Operation, bool]] = [("read", read_share > 0), ("write", read_share < 1)]
-    return [operation for operation, wanted in both if wanted]
+    """Return the directions to measure; a file that is not writable is only read."""
+    operations: list[Operation] = []
+    if read_share > 0 or not writable:
+        operations.append("read")
+    if read_share < 1 and writable:
+        operations.append("write")
+    return operations
 
 
 def _usable_size(path: str, wanted: int) -> int:
+    """Return the bytes of an existing file to read, at most `wanted`; raise UsageError if it is too small."""
     state = os.stat(path)  # noqa: PTH116 - raises FileNotFoundError with the path
     if not stat.S_ISREG(state.st_mode):
         raise UsageError(f"{path} is neither a directory nor a file of data: give a directory on the disk to measure")
@@ -364,23 +383,8 @@ def _usable_size(path: str, wanted: int) -> int:
     return usable
 
 
-def memory_suffices(size: int) -> bool:
-    """Return True if another tensor of that size would not make the machine swap."""
-    free = free_memory()
-    return free is None or size < free // 2
-
-
-def free_memory() -> int | None:
-    """Return the bytes of memory that programs can still take; None if the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
 def _check_memory(plan: Plan) -> None:
-    """Raise `UsageError` for a tensor that would make the machine swap."""
+    """Raise UsageError if the tensors of all processes take more than half of the free memory."""
     free = free_memory()
     if plan.mode == "tensor" and free is not None and plan.size * plan.processes > free // 2:
         raise UsageError(

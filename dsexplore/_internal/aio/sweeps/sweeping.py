@@ -1,4 +1,4 @@
-"""`sweep`: measure a disk and find the ``"aio"`` block for it, within a minute."""
+"""`sweep`: measure a disk, and find the ``"aio"`` block for it within a minute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from dsexplore._internal.aio.aio_config import as_integer
 from dsexplore._internal.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore._internal.aio.sweeps import search
 from dsexplore._internal.aio.sweeps.bench_processes import BenchTogether, start_workers
-from dsexplore._internal.aio.sweeps.measure import Bench, Mode
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.sweeps.measurements import Mode
 from dsexplore._internal.aio.sweeps.phases import RunningSweep, run_phases
 from dsexplore._internal.aio.sweeps.references import why_no_reference
 from dsexplore._internal.aio.sweeps.result import SweepResult
@@ -46,42 +47,55 @@ def sweep(
     seed: int = 0,
     **axes: Sequence[Any],
 ) -> SweepResult:
-    """Find the setting that feeds tensors fastest from and to a disk.
+    """Find the setting that moves tensors fastest from and to a disk.
 
     Args:
-        path: a directory, where one scratch file is made and removed; or an existing file, which is only read. Several
-            directories, on disks of their own, are measured together: process 0 uses the first, process 1 the second
-            and so on, as DeepSpeed's ``--folder_to_device_mapping`` spreads ranks over mount points.
-        size: bytes of the scratch file: ``"1GiB"``. At least 8 MiB.
-        seconds: the time to spend, making the file included; None measures the full grid.
-        read_share: the part of your traffic that is reads, 0 to 1.
-        mode: ``"tensor"``: one large buffer, as DeepSpeed moves it; ``"ring"``: depth × block bytes, as fio.
-        write_mode: ``"overwrite"`` (swap files), ``"fresh"`` or ``"fallocated"``; they differ by a factor of two.
-        backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
-        direct: past the page cache; False measures memory as much as the disk, and is labeled so.
-        references: ``"fio"`` and ``"deepspeed"``, run beside ours if they can.
-        tensor: bytes of your tensors, one or several sizes, each moved to its end before the next begins; the setting
-            to take has to do well at each. None: 32 MiB and 512 MiB.
-        max_written: bytes that may be written in all; the sweep ends before it writes more. None: no limit.
-        processes: how many move tensors at the same time, as the ranks of a job do, each on a file of ``size`` of its
-            own, or all on the existing file. Rates count all together. At least one for each directory.
+        path: a directory, where a scratch file is created and removed; or an existing file, which is only read. Several
+            directories, each on another disk, are measured together: process 0 uses the first, process 1 the second
+            and so on, as DeepSpeed's ``--folder_to_device_mapping`` distributes ranks over mount points.
+        size: bytes of the scratch file, such as ``"1GiB"``; at least 8 MiB.
+        seconds: time to spend, including the time to create the file; None to measure the full grid.
+        read_share: fraction of your traffic that is reads, 0 to 1.
+        mode: ``"tensor"`` for a large buffer, as with DeepSpeed; ``"ring"`` for depth × block bytes, as with fio.
+        write_mode: ``"overwrite"`` (as with swap files), ``"fresh"`` or ``"fallocated"``; their rates differ by up to
+            a factor of two.
+        backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None for the first that runs here.
+        direct: bypass the page cache; False measures memory as much as the disk, and is labeled so.
+        references: other programs to run, ``"fio"`` and ``"deepspeed"``; those that cannot run are omitted.
+        tensor: bytes of your tensors, one size or several; each tensor is moved to its end before the next begins, and
+            the recommended setting must be good at each size. None for 32 MiB and 512 MiB.
+        max_written: bytes that may be written; the sweep ends before it writes more. None for no limit.
+        processes: number of processes that move tensors at the same time, as the ranks of a job do, each on a file of
+            its own, or all on the existing file; at least one per directory. Rates are those of all processes together.
         memory: pages of the tensors: ``"ordinary"``, as DeepSpeed's handle and torch allocate them by default, or
-            ``"huge"``, as `aio_handle.new_cpu_locked_tensor` of this package. What the other kind would change is
-            measured at the end.
-        progress: a bar (None: in a terminal or notebook, where someone sees it), or a function that takes a `Progress`.
-        seed: of the data and of the order in which settings are measured.
+            ``"huge"``, as `aio_handle.new_cpu_locked_tensor` does. The gain of the other kind is measured at the end.
+        progress: True for a progress bar, False for none, None for a bar if someone sees it, or a function that is
+            called with a `Progress`.
+        seed: seed of the data, and of the order in which settings are measured.
         axes: values to try instead of the default ones: ``queue_depth=[4, 8]``.
 
     Returns:
-        All measurements, with `SweepResult.best`. Ctrl-C ends the sweep early with the results so far.
+        All measurements; `SweepResult.best` has the recommended setting. After Ctrl-C, the results so far.
 
     Raises:
-        OSError: the path cannot be used, the disk fills, or a request fails; names errno and path.
-        UsageError: an argument out of range.
+        OSError: the path cannot be used, the disk is full, or a request failed; the error has errno and path.
+        UsageError: an argument is out of range.
     """
     folders = _folders(path)
-    count = max(processes, len(folders)) if len(folders) > 1 and as_integer(processes) is not None else processes
-    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, processes=count, memory=memory)
+    if len(folders) > 1 and as_integer(processes) is not None:
+        processes = max(processes, len(folders))
+    plan = Plan(
+        size=size,
+        seconds=seconds,
+        read_share=read_share,
+        mode=mode,
+        write_mode=write_mode,
+        tensor=tensor,
+        max_written=max_written,
+        axes=axes,
+        processes=processes,
+        memory=memory,
+    )
     references = [references] if isinstance(references, str) else [*dict.fromkeys(references)]
     unavailable = {name: reason for name in references if (reason := why_no_reference(name)) is not None}
     engine = choose(backend)
@@ -92,8 +106,8 @@ def sweep(
         setup = Setup(stack, path=folders[0], plan=plan, engine=engine, direct=direct, seed=seed, report=report)
         bench: Bench | BenchTogether = setup.bench
         if plan.processes > 1:
-            places = [folders[number % len(folders)] for number in range(1, plan.processes)]
-            workers = start_workers(stack, places, plan, engine, direct)
+            worker_folders = [folders[number % len(folders)] for number in range(1, plan.processes)]
+            workers = start_workers(stack, worker_folders, plan, engine, direct)
             bench = BenchTogether(setup.bench, workers)
         budget = Budget(setup, bench, time.monotonic, begun)
         measurer = RoundMeasurer(setup, bench, budget, report, random.Random(seed))
@@ -105,16 +119,16 @@ def sweep(
 
 
 def _folders(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the paths to measure; several have to be directories.
+    """Return the paths to measure; if there are several, they are directories.
 
     Raises:
-        UsageError: none is given, one is empty or given twice, or one of several is not a directory.
+        UsageError: there is no path, a path is empty, one of several is not a directory, or two are the same directory.
     """
     folders = [os.fspath(folder) for folder in ([path] if isinstance(path, (str, os.PathLike)) else path)]
     if not folders or not all(folders):
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
-    for folder in folders if len(folders) > 1 else ():
-        if not Path(folder).is_dir():
+    for folder in folders:
+        if len(folders) > 1 and not Path(folder).is_dir():
             raise UsageError(f"{folder} is not a directory: of several paths, each is a directory on a disk of its own")
     if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise UsageError(f"of the paths {', '.join(folders)} two are one directory: give each once")

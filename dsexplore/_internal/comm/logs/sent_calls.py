@@ -136,6 +136,7 @@ def last_calls(calls: Sequence[NumberedCall]) -> list[NumberedCall]:
 
 
 def _kind(call: NumberedCall, source: str) -> CallKind:
+    """Return the fields that a call shares with others; `source` is its line, ``"train.py:12"``."""
     record = call.record
     group, ranks = call.series
     return CallKind(

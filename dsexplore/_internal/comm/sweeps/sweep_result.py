@@ -150,6 +150,7 @@ class CommSweep(SavedJson, Result):
         return polars.DataFrame([self._row(point) for point in self.points], infer_schema_length=None)
 
     def _row(self, point: SweepPoint) -> dict[str, Any]:
+        """Return the row of `to_frame` for a point."""
         algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, self.conditions.ranks)
         return {
             "op": point.op,
