@@ -46,6 +46,14 @@ class Element(NamedTuple):
     mean: float
     choices: int = 0
 
+    def weighted_values(self, is_bool: bool) -> list[tuple[float, float]]:
+        """Return the values that an element may have, each with its weight; `is_bool` for a tensor of booleans."""
+        if is_bool:
+            return [(value, weight) for value, weight in ((1.0, self.mean), (0.0, 1 - self.mean)) if weight]
+        if self.choices:
+            return [(value, 1.0) for value in range(self.choices)]
+        return [(self.mean, 1.0)]
+
 
 @contextmanager
 def on_real_tensors() -> Iterator[None]:

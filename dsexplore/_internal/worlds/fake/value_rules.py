@@ -256,7 +256,7 @@ def _run_on_elements(
     """
     cases: list[tuple[tuple[float, float], ...]] = [()]
     for element, is_bool in elements:
-        row = _weighted_values(element, is_bool)
+        row = element.weighted_values(is_bool) if isinstance(element, Element) else [(value, 1.0) for value in element]
         if len(cases) * len(row) > _MOST_CASES:
             row = [row[len(row) // 2]]
         cases = [(*case, pair) for case, pair in product(cases, row)]
@@ -272,17 +272,6 @@ def _run_on_elements(
             mean = math.nan if result.is_complex() else float((result.double() * weights).sum() / weights.sum())
             return None if math.isnan(mean) else Element(mean)
     return None
-
-
-def _weighted_values(element: tuple[float, ...] | Element, is_bool: bool) -> list[tuple[float, float]]:
-    """Return the possible values of an argument, each with its weight."""
-    if not isinstance(element, Element):
-        return [(value, 1.0) for value in element]
-    if is_bool:
-        return [(value, weight) for value, weight in ((1.0, element.mean), (0.0, 1 - element.mean)) if weight]
-    if element.choices:
-        return [(value, 1.0) for value in range(element.choices)]
-    return [(element.mean, 1.0)]
 
 
 def _compare(call: OpCall) -> Element | None:
