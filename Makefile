@@ -107,7 +107,7 @@ canary: $(VENV)/.test
 
 # The tool stays out of the environment that the tests run in: it needs none of ours, and they none of its.
 mutants: $(VENV)/.test $(BUILD)/mutants/tool/.made
-	$(BUILD)/mutants/tool/bin/python tests/mutants.py --python $(BIN)/python $(ARGS)
+	$(BUILD)/mutants/tool/bin/python -m tests.mutants --python $(BIN)/python $(ARGS)
 
 $(BUILD)/mutants/tool/.made: | $(VENV)/bin/python
 	$(PYTHON) -m venv $(BUILD)/mutants/tool

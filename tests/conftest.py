@@ -1,4 +1,4 @@
-"""Fixtures of every test: nothing that a test opened is open afterwards."""
+"""Fixtures of all tests; one checks that nothing that a test opened is open afterwards."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ OF_THE_RUN = (
 )
 """Processes that live as long as this one, once a test has needed them."""
 SLOW = {"children", "temporary files"}
-"""What a process that is ending may still hold for a while, and what others may end or remove at any time."""
+"""Resources that a process may hold until it has ended, and that others may end or remove at any time."""
 OF_OTHERS = ("pytest-of-", "torchinductor_", "playwright", "org.chromium.", ".org.chromium.")
 """Temporary files of pytest, of the compiler's cache, and of the browser, which lives as long as the test run."""
 if not torch_at_least("2.10"):
@@ -152,7 +152,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
 
 @pytest.fixture
 def plain_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """IPython's own shell, which keeps no history, and shows no colors."""
+    """Yield IPython's own shell, without history and colors."""
     from traitlets.config import Config
 
     settings = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
@@ -161,7 +161,7 @@ def plain_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
 
 @pytest.fixture
 def notebook(plain_shell: InteractiveShell) -> Iterator[Notebook]:
-    """Such a shell, in which the extension is loaded."""
+    """Yield a shell in which the extension is loaded."""
     from tests.notebook_cells import Notebook
 
     opened = Notebook(plain_shell)
@@ -180,8 +180,7 @@ def shell_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Inte
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return what is held afterwards and was not before; except for `SLOW`, also what was held before and is not
-    now."""
+    """Return the resources that are held only afterwards and, except for `SLOW`, those that were held only before."""
     changed = {what: (before[what], after[what]) for what in after if before[what] != after[what]}
     was, now = changed.pop("replaced names", ({}, {}))
     for name in was.keys() & now.keys():  # a test may be the first to import a module
@@ -196,7 +195,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]
 
 
 def held() -> dict[str, Any]:
-    """Everything that a part of dsexplore may open or change, by a description of it."""
+    """Return {description: state} of everything that a part of dsexplore may open or change."""
     return {
         "dispatch modes": [*map(repr, _get_current_dispatch_mode_stack())],
         "function modes": [*map(repr, _get_current_function_mode_stack())],
@@ -207,7 +206,7 @@ def held() -> dict[str, Any]:
         "a GPU": (torch.cuda.is_available(), torch.version.cuda, torch.version.hip, torch.Stream, torch.cuda.Stream),
         "default device": default_device(),
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
-        "numbers": (torch.get_default_dtype(), torch.backends.cuda.matmul.fp32_precision),
+        "default dtype and precision": (torch.get_default_dtype(), torch.backends.cuda.matmul.fp32_precision),
         "replaced names": replaced_names(),
         "Work.wait": repr(dist.Work.wait),
         "fake kernels": len(registered_fakes.find("_dtensor::shard_dim_alltoall").fake_impl.kernels),
@@ -224,7 +223,7 @@ def held() -> dict[str, Any]:
 
 
 def names_of_gpus() -> set[str]:
-    """Return what ``torch._C`` and `torch.Tensor` hold for GPUs; other names come with whatever is imported."""
+    """Return the names for GPUs in ``torch._C`` and `torch.Tensor`; others are added by imports."""
     names = {"torch._C": vars(torch._C), "torch.Tensor": vars(torch.Tensor)}
     of_gpus = ("_cuda_", "_accelerator_", "_get_accelerator", "__getattr__", "_dsexplore", "_make_", "record_stream")
     return {f"{owner}.{name}" for owner, held in names.items() for name in held if name.startswith(of_gpus)}
@@ -269,10 +268,10 @@ WITH_TABLES = (
 
 
 def replaced_names() -> dict[str, Any]:
-    """Return what each name stands for that an entry of the tables replaces, of the modules that are imported.
+    """Return {name that an entry of the tables replaces: its object}, for imported modules.
 
-    Of a function that is its code and that of those it wraps, but for torch's own, which the compiler wraps when it is
-    first used; of anything else identity and text.
+    A function is described by its code and that of functions that it wraps, without torch's own, which the compiler
+    wraps at its first use. Any other object is described by identity and text.
     """
     held: dict[str, Any] = {}
     for target in targets():
@@ -307,14 +306,14 @@ def codes_of(function: Any) -> Iterator[CodeType | None]:
 
 
 def child_processes() -> set[str]:
-    """Return the children of this process that run, but for those that stay as long as it does."""
+    """Return the running children of this process, without those that live as long as it does."""
     pids = {pid for task in Path("/proc/self/task").glob("*/children") for pid in _read(task).split()}
     commands = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in pids}
     return {f"{pid} {text}" for pid, text in commands.items() if text and not any(own in text for own in OF_THE_RUN)}
 
 
 def temporary_files() -> set[str]:
-    """Return what stands at the top of the folder for temporary files."""
+    """Return the names in the folder for temporary files."""
     return {entry.name for entry in Path(tempfile.gettempdir()).iterdir() if not entry.name.startswith(OF_OTHERS)}
 
 

@@ -22,7 +22,7 @@ class Kernel:
         self._manager = manager
         self._client = client
         self.shown: list[str] = []
-        """What the last cell printed and displayed, as text."""
+        """Text that the last cell printed and displayed."""
 
     def ok(self, cell: str) -> str:
         """Run a cell that must not fail, and return what it showed."""

@@ -12,7 +12,7 @@ from IPython.utils.capture import capture_output
 
 @dataclass
 class Ran:
-    """What running one cell gave."""
+    """Result of running a cell."""
 
     value: Any
     error: BaseException | None

@@ -1,8 +1,8 @@
 """Run the tests on several versions of torch, each in an environment of its own, and print a table.
 
-``make versions TORCH="2.9.1 2.15.0"`` does this. Left out are the tests that say least of torch and cost most: of the
+``make versions TORCH="2.9.1 2.15.0"`` does this. Slow tests that depend little on torch are omitted: those of the
 browser, the notebooks, other people's frameworks and the packaging, which `make test` and `make frameworks` run; and,
-unless ``--all`` is given, what `says_nothing_of_torch` picks. The rows of a document are of ``--all``.
+unless ``--all`` is given, those that `is_omitted` selects. The rows of a document need ``--all``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = ("tests/browser", "tests/frameworks", "tests/test_packaging.py")
 AFTER_TORCH = ("aio", "analysis", "cost", "trace", "views")
-"""Rooms that work on what other rooms recorded, or on a disk: most of their tests would say the same on each torch."""
+"""Rooms that process recorded data, or use a disk: most of their tests have the same result on each torch."""
 OF_SOURCES = ("test_docstrings.py", "test_floors.py", "test_mirror.py", "test_run_versions.py")
-"""Tests that read sources alone."""
+"""Tests that only read sources."""
 SHOWN_BESIDE = {
     "aio/test_any_calls.py": "bytes of a tensor on a disk: test_handle.py",
-    "aio/test_bytes.py": "the same",
+    "aio/test_bytes.py": "bytes of a tensor on a disk: test_handle.py",
     "analysis/hangs/test_earlier_blocks.py": "hangs of real ranks: test_saved_hangs.py",
     "analysis/test_late_ranks.py": "times of real ranks: worlds/real/test_profiled_ranks.py",
     "cost/meshes/test_compared_choices.py": "traces of a model on each mesh: test_compare_meshes.py",
@@ -34,7 +34,7 @@ SHOWN_BESIDE = {
     "views/explorer/test_one_selection.py": "filters of a trace: trace/test_select.py",
     "worlds/real/test_engine_cluster.py": "cells on real ranks: test_real_cells.py",
 }
-"""{long file of tests: what it has of torch, and where that is tested on each version, with less beside it}."""
+"""{slow test file: its part that depends on torch, and the faster file that tests this part on each version}."""
 ASKS_TORCH = re.compile(
     r"""\b(?:import|from)\ torch\b        # uses torch, be it in the text of a program
     | \(\s*"torch\.                     # importorskip("torch.…")
@@ -43,21 +43,21 @@ ASKS_TORCH = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 OF_TORCH = ("torch==", "setuptools==")
-"""What a version of torch chooses itself: 2.11 refuses a newer setuptools."""
+"""Constraints that a version of torch replaces: itself, and setuptools, of which 2.11 refuses a newer version."""
 TABLE = re.compile(r"<!-- table -->.*<!-- end of table -->", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What the tests said of one version of torch.
+    """Result of the tests on one version of torch.
 
     Attributes:
-        torch: the version that was installed.
-        python: the minor version of Python.
-        passed: number of tests that passed.
-        failed: number of tests that failed, errors in fixtures included.
-        skipped: number of tests that were skipped, by their reason.
-        status: pytest's exit status.
+        torch: Version that was installed.
+        python: Minor version of Python.
+        passed: Number of tests that passed.
+        failed: Number of tests that failed, including errors in fixtures.
+        skipped: Number of tests that were skipped, by reason.
+        status: Exit status of pytest.
     """
 
     torch: str
@@ -83,7 +83,7 @@ def constraints(torch: str) -> str:
 
 
 def environment(torch: str, python: str, folder: Path) -> Path:
-    """Return the Python of an environment with that version of torch, made where there is none yet."""
+    """Return the Python of an environment with a version of torch; the environment is made if it does not exist."""
     home = folder / f"torch-{torch}-{Path(python).name}"
     interpreter, made = home / "bin" / "python", home / ".made"
     if not made.exists():
@@ -96,34 +96,35 @@ def environment(torch: str, python: str, folder: Path) -> Path:
     return interpreter
 
 
-def says_nothing_of_torch(path: Path) -> bool:
-    """Return True for a test file of the rooms `AFTER_TORCH` that neither uses torch itself nor starts ranks, and for
-    the files `OF_SOURCES` and `SHOWN_BESIDE`."""
+def is_omitted(path: Path) -> bool:
+    """Return True for a test file that has the same result on each torch, or whose part that depends on torch a faster
+    file tests.
+
+    These are the files of the rooms `AFTER_TORCH` that neither use torch nor start ranks, `OF_SOURCES`, and the files
+    of `SHOWN_BESIDE`.
+    """
     file = path.relative_to(ROOT / "tests")
-    place = file.parts
-    if file.as_posix() in SHOWN_BESIDE:
+    if file.as_posix() in SHOWN_BESIDE or file.as_posix() in OF_SOURCES:
         return True
-    if place[0] in AFTER_TORCH:
-        return not ASKS_TORCH.search(path.read_text(encoding="utf-8"))
-    return len(place) == 1 and path.name in OF_SOURCES
+    return file.parts[0] in AFTER_TORCH and not ASKS_TORCH.search(path.read_text(encoding="utf-8"))
 
 
 def left_out(everything: bool) -> list[str]:
     """Return the paths of tests that are not run, from the root of the repository."""
-    files = [] if everything else filter(says_nothing_of_torch, (ROOT / "tests").rglob("test_*.py"))
+    files = [] if everything else filter(is_omitted, (ROOT / "tests").rglob("test_*.py"))
     return [*LEFT_OUT, *sorted(str(path.relative_to(ROOT)) for path in files)]
 
 
 def run(interpreter: Path, torch: str, arguments: list[str], again: bool = False, everything: bool = False) -> Result:
-    """Run the tests with that Python, and return what they said.
+    """Run the tests in an environment, and return the result.
 
     Args:
-        interpreter: the Python of the environment.
-        torch: the version that it should have.
-        arguments: tests and options of pytest; all tests where empty.
-        again: run the files in which a test failed last time, instead of the tests that `arguments` name, and return
-            the result of that whole run with what they say now.
-        everything: run also the files that say nothing of torch; where `arguments` names tests, these are run anyway.
+        interpreter: Python of the environment.
+        torch: Version of torch that it should have.
+        arguments: Tests and options of pytest; empty for all tests.
+        again: Whether to run the files in which a test failed last time, in place of the tests in `arguments`, and
+            return the last result with theirs replaced.
+        everything: Whether to run files that `is_omitted` selects too; tests in `arguments` are run anyway.
     """
     everything = everything or again or bool(arguments)
     kept = interpreter.parents[1] / "report.xml"
@@ -159,7 +160,7 @@ def failed_files(report: Path) -> list[str]:
 
 
 def merge_reports(kept: Path, newer: Path) -> None:
-    """Replace in the report `kept` all tests of the files that the report `newer` has by what it says of them."""
+    """Replace the results in the report `kept` of all files that the report `newer` has."""
     tree, cases = ElementTree.parse(kept), list(ElementTree.parse(newer).iter("testcase"))
     replaced = {test_file(case) for case in cases}
     for suite in tree.iter("testsuite"):
@@ -171,7 +172,7 @@ def merge_reports(kept: Path, newer: Path) -> None:
 
 
 def read_report(report: Path, torch: str, python: str, status: int) -> Result:
-    """Return the result that pytest wrote as JUnit's XML."""
+    """Return the result from the JUnit XML that pytest wrote."""
     passed, failed, skipped = 0, 0, Counter[str]()
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag: child for child in case}
@@ -192,7 +193,7 @@ def table(rows: list[str]) -> str:
 
 
 def rewritten(text: str, rows: list[str]) -> str:
-    """Return a document whose table has these rows; those of other versions of torch and Python stay."""
+    """Return a document with these rows in its table; rows of other versions of torch and Python stay."""
     kept = re.findall(r"^\| \d.*\|$", "".join(TABLE.findall(text)), re.MULTILINE)
     by_version = {tuple(cell.strip() for cell in row.split("|")[1:3]): row for row in [*kept, *rows]}
     ordered = sorted(by_version, key=lambda versions: [int(part) for each in versions for part in each.split(".")])
@@ -230,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     for result in results:
         print(f"torch {result.torch}: {result.passed} passed, {result.failed} failed, {result.skipped.total()} skipped")
     if not (options.all or options.again or options.tests):
-        print(f"{len(left_out(False)) - len(LEFT_OUT)} files of tests that say nothing of torch were left out: --all")
+        print(f"{len(left_out(False)) - len(LEFT_OUT)} test files that depend little on torch were left out: --all")
     return int(any(result.status for result in results))
 
 

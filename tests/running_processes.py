@@ -1,4 +1,4 @@
-"""Whether processes that a test started still run, and whether they have come to where they wait."""
+"""Find out whether processes that a test started still run, and whether they wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of the site's pages runs, page by page, as a reader would run it; and the pages agree with the package.
+"""The code of the site's pages runs as a reader would run it, and the pages agree with the package.
 
 A block marked ``python`` is run, in one namespace for each page; with a caption it is a file of that name; a line of a
 block marked ``console`` is a command. Blocks marked ``text`` need what is not here: a disk, a cluster, a notebook.

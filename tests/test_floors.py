@@ -141,7 +141,7 @@ def test_public_modules_import_internal_ones_and_not_the_other_way_round() -> No
 
 
 class RunTime(ast.NodeTransformer):
-    """What is left of a module where no type checker reads it."""
+    """Return the code of a module that runs outside of type checkers."""
 
     def visit_If(self, node: ast.If) -> ast.If | None:
         return None if ast.unparse(node.test) == "TYPE_CHECKING" else node

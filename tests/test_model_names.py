@@ -1,4 +1,4 @@
-"""The class name of a model is the one its program wrote."""
+"""The class name of a model is the one that its program wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is declared is what is tested: versions, extras, files, and that nothing names a machine.
+"""Declared versions, extras and files are those that are tested, and nothing names a machine.
 
 Modules: ``dsexplore/``.
 """

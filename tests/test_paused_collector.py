@@ -1,4 +1,4 @@
-"""The garbage collector is as enabled after a pause as before it."""
+"""After a pause, the garbage collector is enabled if it was before."""
 
 from __future__ import annotations
 

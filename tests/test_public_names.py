@@ -1,4 +1,4 @@
-"""What Tab completion shows: public names, and for results those that `docs/public_interface.md` lists.
+"""Tab completion shows public names, and for results those that `docs/public_interface.md` lists.
 
 Modules: none of the package.
 """

@@ -1,4 +1,4 @@
-"""What public functions return and public results hold has a type: no `Any`, however deep inside.
+"""Public functions and results have types without `Any`, at any depth.
 
 Modules: ``__init__.py``.
 
@@ -62,7 +62,7 @@ def parts(annotation: Any) -> Iterator[Any]:
 
 
 class Types:
-    """The types of public functions and results, by where they stand: ``Trace.skew``, ``Trace.where(conditions)``."""
+    """Return the types of public functions and results by place: ``Trace.skew``, ``Trace.where(conditions)``."""
 
     def __init__(self) -> None:
         self.results: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The table of tested versions, which `run_versions.py` makes from pytest's reports.
+"""`run_versions.py` makes the table of tested versions from pytest's reports.
 
 Modules: none of the package.
 """
@@ -75,7 +75,7 @@ OTHER_ROOMS = ("test_imports.py", "test_public_names.py", "worlds/scripts/test_d
 
 @pytest.mark.parametrize("path", USES_TORCH + OTHER_ROOMS)
 def test_what_asks_torch_runs_on_each_version(path: str) -> None:
-    assert not run_versions.says_nothing_of_torch(TESTS / path)
+    assert not run_versions.is_omitted(TESTS / path)
 
 
 def test_what_a_version_of_torch_skips_is_run_on_each() -> None:
@@ -86,7 +86,7 @@ def test_what_a_version_of_torch_skips_is_run_on_each() -> None:
         if re.search(r"needs?_torch|torch_at_least\(|torch\.__version__|importorskip\(\s*\"torch", path.read_text())
     ]
     assert len(marked) > 20
-    assert [path for path in marked if path != Path(__file__) and run_versions.says_nothing_of_torch(path)] == []
+    assert [path for path in marked if path != Path(__file__) and run_versions.is_omitted(path)] == []
 
 
 def test_files_that_are_left_out_by_name_are_there() -> None:

@@ -42,7 +42,7 @@ class GroupedAttention(nn.Module):
         self.wv = nn.Linear(WIDTH, KEY_HEADS * HEAD, bias=False)
         self.wo = nn.Linear(QUERY_HEADS * HEAD, WIDTH, bias=False)
         self.in_turn = False
-        """Whether keys are repeated in turn, as is wrong."""
+        """True for the wrong order, in which keys are repeated in turn."""
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in (self.wq, self.wk, self.wv))
@@ -133,7 +133,7 @@ class Encoder(nn.Module):
         )
         self.output = nn.Linear(WIDTH, VOCABULARY)
         self.lengths = torch.tensor([LENGTH - row % 5 for row in range(8)])
-        """Of each row of the batch that this rank has."""
+        """One value for each row of the batch that this rank has."""
         self.hides_padding = True
 
     def forward(self, tokens: Tensor) -> Tensor:

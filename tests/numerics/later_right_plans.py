@@ -69,7 +69,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 
 def made(model: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """A model with the same weights in every process."""
+    """Return a model with the same weights in every process."""
     torch.manual_seed(0)
     return model(*arguments, **options)
 
@@ -79,7 +79,7 @@ def image_alone() -> Trained:
 
 
 def image_by_sequence(mesh: DeviceMesh, shifted: int = 0) -> Trained:
-    """Each rank embeds its positions; what follows is computed by all, of gathered ones."""
+    """Each rank embeds its positions; all ranks compute the rest from the gathered ones."""
     model = made(ImageModel)
     held = torch.arange(PATCHES + 1).chunk(mesh.size())[mesh.get_local_rank()]
     model.held = held

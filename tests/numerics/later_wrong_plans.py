@@ -38,7 +38,7 @@ from tests.numerics.trained_model import (
     tokens_and_targets,
     trained,
 )
-from tests.numerics.wrong_plans import WrongPlan, sgd
+from tests.numerics.wrong_plan import WrongPlan, sgd
 
 
 def evaluated_by_first(mesh: DeviceMesh) -> Trained:

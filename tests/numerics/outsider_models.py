@@ -163,7 +163,7 @@ class Routed(nn.Module):
 
 
 class TopTwo(nn.Module):
-    """Each token goes to the two experts of most weight."""
+    """Each token goes to the two experts with the largest weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,27 +15,29 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.numerics.further_models import encoder
 from tests.numerics.outsider_models import Decoder, TopTwoModel, Towers
-from tests.numerics.outsider_right_plans import (
+from tests.numerics.outsider_plans import (
     adapters,
     alone,
-    heads_of,
-    images_and_texts,
     linear_layers_cut,
     made,
-    masked,
     one_key_head,
-    pooled,
-    pooled_ddp,
     relative,
     sloped,
     top_two,
-    towers,
     trained_adapters,
+    with_adapters,
+    zigzag,
+)
+from tests.numerics.outsider_right_plans import (
+    heads_of,
+    images_and_texts,
+    masked,
+    pooled,
+    pooled_ddp,
+    towers,
     trained_towers,
     ulysses,
     vocabulary_loss,
-    with_adapters,
-    zigzag,
 )
 from tests.numerics.trained_model import (
     LENGTH,
@@ -48,7 +50,7 @@ from tests.numerics.trained_model import (
     tokens_and_targets,
     trained,
 )
-from tests.numerics.wrong_plans import WrongPlan
+from tests.numerics.wrong_plan import WrongPlan
 
 
 def slopes_of_first_heads(mesh: DeviceMesh) -> Trained:
@@ -128,7 +130,7 @@ def adapter_of_each_rank(mesh: DeviceMesh) -> Trained:
 
 
 def replicas_counted_twice(mesh: DeviceMesh) -> Trained:
-    """The norm sums squares over tp, those of embeddings and norms, which all ranks hold, among them."""
+    """The norm sums squares over tp, including those of embeddings and norms, which all ranks hold."""
     model = linear_layers_cut(made(Decoder), mesh)
 
     def clip() -> None:
@@ -179,7 +181,7 @@ def norms_of_shards(mesh: DeviceMesh) -> Trained:
 
 
 def scheduled(mesh: DeviceMesh | None = None) -> Trained:
-    """A schedule that is stepped once for each rank, as where it is prepared for split batches."""
+    """A schedule is stepped once for each rank, as if it were prepared for split batches."""
     model = relative()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -239,7 +241,7 @@ def own_part_zeroed(mesh: DeviceMesh) -> Trained:
 
 
 def column_of_joined_inputs(mesh: DeviceMesh) -> Trained:
-    """One head of keys, and queries cut as if heads were counted from the last rank on."""
+    """Keys have one head, and queries are cut as if heads were counted from the last rank."""
     model = linear_layers_cut(made(Decoder), mesh)
     whole = made(Decoder)
     for layer, of in zip(model.layers, whole.layers, strict=True):

@@ -41,7 +41,7 @@ from tests.numerics.trained_model import (
 
 @dataclass(frozen=True)
 class RightPlan:
-    """A plan, and what it is compared with."""
+    """A plan and its reference."""
 
     name: str
     parallel: Callable[[DeviceMesh], Trained]

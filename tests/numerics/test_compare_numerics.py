@@ -21,7 +21,8 @@ from tests.numerics.outsider_right_plans import OUTSIDER_RIGHT_PLANS
 from tests.numerics.outsider_wrong_plans import OUTSIDER_WRONG_PLANS
 from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, ddp, megatron, plain
 from tests.numerics.trained_model import Trained, seeded, tensor_parallel, tokens_and_targets, trained
-from tests.numerics.wrong_plans import WRONG_PLANS, WrongPlan
+from tests.numerics.wrong_plan import WrongPlan
+from tests.numerics.wrong_plans import WRONG_PLANS
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 ALL_RIGHT_PLANS = (*RIGHT_PLANS, *FURTHER_RIGHT_PLANS, *OUTSIDER_RIGHT_PLANS, *LATER_RIGHT_PLANS)

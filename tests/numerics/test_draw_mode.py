@@ -1,4 +1,4 @@
-"""What `DrawMode` reports of programs that draw, and that it reports nothing of those that do not."""
+"""`DrawMode` reports the random draws of a program, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model that plans of these tests share, with the parts of which plans are made."""
+"""The model that the plans of these tests share, and the parts of the plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the sharding room share: plans drawn by hypothesis, and torch's own answer for each."""
+"""Fixtures of the sharding room: plans drawn by hypothesis, and torch's own result for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that training needs: counted as torch's own optimizers allocate it."""
+"""The memory that training needs is counted as torch's own optimizers allocate it."""
 
 from __future__ import annotations
 

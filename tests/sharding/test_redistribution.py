@@ -1,4 +1,4 @@
-"""The collectives of a redistribute: those that torch issues, byte for byte, and no others."""
+"""The collectives of a redistribute are those that torch issues, byte for byte, and no others."""
 
 from __future__ import annotations
 

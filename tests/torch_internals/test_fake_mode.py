@@ -1,4 +1,4 @@
-"""The keys of calls on fake tensors, and what is made of the results that torch keeps under them."""
+"""Calls on fake tensors have short keys, under which torch caches their results."""
 
 from __future__ import annotations
 

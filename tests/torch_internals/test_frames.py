@@ -1,4 +1,4 @@
-"""The frames that are known by file and name are functions of the installed torch."""
+"""Frames that are recognized by file and name are functions of the installed torch."""
 
 from __future__ import annotations
 

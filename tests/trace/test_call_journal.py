@@ -1,4 +1,4 @@
-"""The file of a rank's latest calls: what is read of it is what was written, however the process ends."""
+"""The journal of a rank's latest calls can be read as it was written, however the process ends."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_clocks_that_let_a_rank_end_before_another_began_are_aligned(seed: int, 
 
 
 def test_a_difference_that_chance_cannot_explain_is_applied_and_a_smaller_one_is_not() -> None:
-    """Of collectives that last 50 ms, so that equal clocks would not be impossible."""
+    """Collectives last 50 ms, so that equal clocks are possible."""
     starts, ends = [[100.0 * i for i in range(8)]] * 2, np.arange(8) * 100.0 + 50
     noise = np.array([0.0, 0.1, -0.1, 0.05, -0.05, 0.02, 0.01, -0.01])
     for ahead, count, applied in ((20, 8, 20), (0.6, 8, 0), (20, 7, 0)):

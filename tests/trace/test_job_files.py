@@ -1,4 +1,4 @@
-"""What the ranks of a job left: a rank of which only the journal is there was alive, or not, when the others saved."""
+"""A rank that left only its journal was alive, or was not, when the others saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same collective has the same number on all ranks, wherever their records begin and end."""
+"""A collective has the same number on all ranks, wherever their records begin and end."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def tables(of_rank: list[list[Call]], *, first: list[int] | None = None, clocks:
     """Return the records of several ranks of one group.
 
     Args:
-        of_rank: what each recorded.
+        of_rank: Recorded collectives of each rank.
         first: the group's own number of each rank's first collective; none where it is left out.
-        clocks: by how much each rank's clock is ahead.
+        clocks: Nanoseconds by which each rank's clock is ahead.
     """
     rows: list[dict[str, Any]] = []
     for rank, calls in enumerate(of_rank):

@@ -1,4 +1,4 @@
-"""Whether a process runs, stands, or is gone."""
+"""Processes run, are stopped, or are gone."""
 
 from __future__ import annotations
 

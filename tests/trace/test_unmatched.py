@@ -167,7 +167,7 @@ def wrong(rank: int) -> None:
 
 
 def test_simulated_ranks_that_are_merged(tmp_path: Any) -> None:
-    """A merged trace says it in its notes, once, also after it was saved and loaded."""
+    """A merged trace notes it once, also after it was saved and loaded."""
     good = recorded(ring)
     assert good.unmatched().is_empty()
     assert good.info.notes == ()

@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class MovedBlock(Block):
-    """The same, with the dropout in its own forward."""
+    """A model that calls dropout in its own forward."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.late(self.down(F.dropout(self.drop(self.up(x)), 0.2, self.training)))  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The states of calls that NCCL starts together, from dumps as torch writes them."""
+"""Calls that NCCL starts together have one state, in dumps as torch writes them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_members_of_an_ended_call_stay_in_a_dump_of_what_is_active(of_torch_2_8:
 
 
 def test_members_whose_call_has_no_end_yet_have_not_ended() -> None:
-    """A dump from the first record on, made between the members and their end, is one of all calls."""
+    """A dump that begins with the first record has all calls, even if it ends between members and their end."""
     *members, _ = messages_together(0, 1, "scheduled", of_torch_2_8=False)
     assert [one.state for one in entries(dump(*members, pg_status={}))] == ["scheduled"] * 2
 
@@ -67,7 +67,7 @@ def test_the_group_says_how_many_of_its_messages_ended() -> None:
 
 
 def test_the_end_of_messages_that_are_lost_is_no_collective() -> None:
-    """A ring buffer may keep the end of a call alone."""
+    """A ring buffer may have only the end of a call."""
     end = messages_together(7, 1, "completed", of_torch_2_8=False)[-1]
     found = entries(dump(end, *messages_together(8, 2, "completed", of_torch_2_8=False)))
     assert [one.is_p2p for one in found] == [True, True, True]

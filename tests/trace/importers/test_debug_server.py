@@ -1,4 +1,4 @@
-"""What torch's debug server shows of a job that hangs, on pages made with torch's own templates."""
+"""Pages of torch's debug server, made with torch's own templates, tell where a job hangs."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_an_execution_trace_has_collectives_without_times(tmp_path: Path) -> Non
 
 
 def test_an_older_execution_trace_has_the_name_among_the_inputs(tmp_path: Path) -> None:
-    """As format 1.0.2-chakra.0.0.4 has it; a wait is described as well."""
+    """Format 1.0.2-chakra.0.0.4 describes a wait as well."""
     described = node(12, "record_param_comms", 11, [[[4]], [], []], ["GenericList[Tensor(float)]", "Int", "String"])
     described["inputs"]["values"] = [[[14, 15, 0, 4, 4, "cuda:0"]], 12, "all_gather"]
     waiting = node(20, "record_param_comms", 2, [[], []], ["Int", "String"])

@@ -189,7 +189,7 @@ def test_numbers_that_are_none_are_read(tmp_path: Path, sort: bool) -> None:
 
 @pytest.mark.parametrize("sort", [False, True])
 def test_a_key_without_a_value_is_read(tmp_path: Path, sort: bool) -> None:
-    """As files of torch have it for a process group without a description."""
+    """Files of torch have no value for a process group without a description."""
     group = {"pg_name": "0", "pg_desc": "gone", "ranks": [0]}
     described = {
         **EVENTS[4],

@@ -90,7 +90,7 @@ def test_a_peer_is_a_rank_of_the_group_or_a_place_in_it(tmp_path: Path, given: o
 
 @pytest.mark.parametrize(("op", "given", "taken"), [("gather", 7, 56), ("scatter", 56, 7)])
 def test_a_gather_and_a_scatter_count_the_whole(tmp_path: Path, op: str, given: int, taken: int) -> None:
-    """Of 8 ranks: 7 elements from or to each, 2 bytes an element."""
+    """There are 8 ranks: 7 elements from or to each, 2 bytes an element."""
     kernel = event("ncclDevKernel_SendRecv(x)")
     kernel["args"] = {**NEW, "Collective name": op, "In msg nelems": given, "Out msg nelems": taken}
     assert load(trace_of([kernel], tmp_path / "t")).events["message_bytes"].to_list() == [8 * 7 * 2]

@@ -117,7 +117,7 @@ def test_amds_one_kernel_is_named_by_what_launched_it(tmp_path: Path) -> None:
 
 
 def test_amds_one_kernel_is_named_by_the_op_around_what_launched_it(tmp_path: Path) -> None:
-    """As torch 2.0 wrote it, whose descriptions have no names."""
+    """torch 2.0 wrote descriptions without names."""
     outer = event("c10d::_reduce_scatter_base_", "cpu_op", ts=80, dur=30, tid=3, External_id=4)
     outer["args"] |= {"Input Dims": [[512], [4096]], "Input type": ["float", "float"]}
     later = event("c10d::allreduce_", "cpu_op", ts=150, dur=30, tid=3, External_id=8)
@@ -156,7 +156,7 @@ def test_a_collective_that_is_described_twice_is_one(tmp_path: Path) -> None:
 
 
 def test_without_kernels_an_op_has_what_its_description_says(tmp_path: Path) -> None:
-    """The op has sizes only where shapes were recorded, and never its group."""
+    """An op has sizes only if shapes were recorded, and never its group."""
     op = event("c10d::_allgather_base_", "cpu_op", ts=90, dur=50, tid=3, External_id=4)
     described = event("record_param_comms", "cpu_op", ts=100, dur=30, tid=3, External_id=5)
     described["args"] |= NEW
@@ -354,7 +354,7 @@ def test_damaged_events_are_said(tmp_path: Path) -> None:
 
 
 def test_profiles_named_after_process_and_time_are_numbered(tmp_path: Path) -> None:
-    """As torch's handler for TensorBoard names them; old ones do not say their ranks."""
+    """torch's handler for TensorBoard names the files; old ones do not contain their ranks."""
     for process in (77, 78):
         folder = trace_of([event("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)")], tmp_path / "t", None)
         (folder / "trace.0.json").rename(folder / f"node01_{process}.17123456789012{process}.pt.trace.json")

@@ -15,7 +15,7 @@ from tests.trace.importers.test_profiles import BASE, event, trace_of
 
 
 def test_old_files_of_gloo_have_works_and_no_ops(tmp_path: Path) -> None:
-    """As torch 1.9 wrote them: also beside compute kernels, and beside NCCL's in one file."""
+    """torch 1.9 wrote them so, also beside compute kernels, and beside NCCL's in one file."""
     works = [
         event("gloo:broadcast", "cpu_op", ts=16, dur=38, tid=3, External_id=165),
         event("gloo:all_reduce", "cpu_op", ts=120, dur=36, tid=4, External_id=166),

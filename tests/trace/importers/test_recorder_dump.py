@@ -121,7 +121,7 @@ def test_a_missing_field_is_named(field: str, named: str) -> None:
 
 
 def test_the_line_of_a_job_that_was_recorded_is_the_programs() -> None:
-    """The frames of a dump that a job with NCCL on an H200 left."""
+    """Return the frames of a dump of a job with NCCL on an H200."""
     files = {
         "/job/dsexplore/capture/substrate.py": 79,
         "/job/dsexplore/capture/group_methods.py": 102,
@@ -238,7 +238,7 @@ def gloo(name: str, number: int, record: int, **changes: Any) -> dict[str, Any]:
 
 
 def test_calls_that_gloos_recorder_does_not_write_are_said(tmp_path: Path) -> None:
-    """As torch 2.13 writes an all_reduce, a monitored_barrier, a barrier, a send and an all_reduce."""
+    """Return what torch 2.13 writes for an all_reduce, a monitored_barrier, a barrier, a send and an all_reduce."""
     written = [gloo("all_reduce", 1, 0), gloo("barrier", 4, 1), gloo("all_reduce", 5, 2, op_id=6)]
     note = (
         "rank 0: 3 calls without a record (op_id 2, 3, 5): gloo's recorder writes no send, recv and monitored_barrier"

@@ -1,4 +1,4 @@
-"""The tables that are made of a flight recorder's dump."""
+"""Dumps of the flight recorder become tables."""
 
 from __future__ import annotations
 
