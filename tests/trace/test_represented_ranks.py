@@ -75,7 +75,7 @@ def test_the_screen_says_what_is_summed(trace: Trace) -> None:
     text = trace._repr_mimebundle_()["text/plain"]
     assert text.startswith("Trace: 4 collectives, summed over all 4 ranks; 2 ranks of 4, simulated")
     assert "  Wire bytes, summed over all 4 ranks:" in text.splitlines()
-    assert "the 2 ranks in the trace alone, each once" in trace._repr_mimebundle_()["text/html"]
+    assert "the 2 ranks in the trace, each once" in trace._repr_mimebundle_()["text/html"]
 
 
 @pytest.mark.parametrize("name", ["one.parquet", "several"])
