@@ -53,6 +53,7 @@ def _wire_bytes(answer: Answer) -> Requirements:
 
 
 def _all_reduce_in_two(answer: Answer) -> Requirements:
+    """Require a reduce_scatter and an all_gather in place of an all_reduce."""
     size = 4 * ELEMENTS
     for rank in (0, 3):
         played = play(answer, 4, rank, numbers(ELEMENTS, seed=rank))
@@ -88,6 +89,7 @@ def _all_reduce_in_two(answer: Answer) -> Requirements:
 
 
 def _ring_seconds(answer: Answer) -> Requirements:
+    """Require the seconds of an all_reduce around a ring."""
     for size, ranks, latency, bandwidth in ((512, 8, 1e-6, 3e11), (1 << 30, 8, 1e-6, 3e11), (1 << 20, 64, 5e-6, 5e10)):
         got = answer(size, ranks, latency, bandwidth)
         steps, sent = 2 * (ranks - 1), 2 * (ranks - 1) / ranks * size

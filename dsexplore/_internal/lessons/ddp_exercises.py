@@ -51,6 +51,7 @@ def _averages(played: Play) -> Requirements:
 
 
 def _naive(answer: Answer) -> Requirements:
+    """Require one all_reduce per parameter."""
     for rank in (0, 2):
         played = _train(answer, rank)
         yield from _sends_all_reduces(played)
@@ -64,6 +65,7 @@ def _naive(answer: Answer) -> Requirements:
 
 
 def _flat(answer: Answer) -> Requirements:
+    """Require one all_reduce of all gradients."""
     for rank in (0, 2):
         played = _train(answer, rank)
         yield from _sends_all_reduces(played)
@@ -101,6 +103,7 @@ def _bucketed(answer: Answer) -> Requirements:
 
 
 def _overlapped(answer: Answer) -> Requirements:
+    """Require buckets that are sent while backward runs."""
     for rank in (0, 2):
         played = _train(answer, rank, BUCKET)
         events = played.events

@@ -76,6 +76,7 @@ def _expected(rows: Tensor, wanted: int) -> Tensor:
 
 
 def _dispatch(answer: Answer) -> Requirements:
+    """Require that each token is sent to the rank of its expert."""
     for rank in (0, 2):
         played = play(answer, RANKS, rank, *_arguments(rank))
         yield from _dispatches(played, 1)
@@ -105,6 +106,7 @@ def _expert(x: Tensor) -> Tensor:
 
 
 def _exchange(answer: Answer) -> Requirements:
+    """Require that tokens are sent to their experts, computed and returned to their places."""
     for rank in (2, 0):
         applied: list[int] = []
 
@@ -150,6 +152,7 @@ def _exchanged(tokens: int, width: int) -> None:
 
 
 def _sent_bytes(answer: Answer) -> Requirements:
+    """Require the bytes that a rank sends to dispatch its tokens."""
     for tokens, width, top, ranks in ((64, 32, 4, 4), (128, 16, 8, 8)):
         event = play(_exchanged, ranks, 0, tokens * top, width).events.row(0, named=True)
         got, wanted = answer(tokens, width, top, ranks, 2), event["wire_bytes"]

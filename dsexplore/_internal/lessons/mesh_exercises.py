@@ -81,6 +81,7 @@ def _fills(axes: dict[str, int], sequences: int, replicas: int) -> Requirements:
 
 
 def _mesh(answer: Answer) -> Requirements:
+    """Require a mesh on which the model fits and trains."""
     mesh = str(answer(GPUS))
     yield from _agrees(mesh, ("pp", "dp", "cp", "tp"))
     axes = dict(zip(parse_mesh(mesh).axes, parse_mesh(mesh).shape, strict=True))
@@ -95,6 +96,7 @@ def _mesh(answer: Answer) -> Requirements:
 
 
 def _long_mesh(answer: Answer) -> Requirements:
+    """Require a mesh of five axes for long sequences."""
     mesh = str(answer(GPUS, 131_072))
     names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     yield from _agrees(mesh, names)
@@ -119,6 +121,7 @@ def _long_mesh(answer: Answer) -> Requirements:
 
 
 def _utilization(answer: Answer) -> Requirements:
+    """Require the share of the peak operations per second."""
     for parameters, tokens, seconds, gpus, peak in (
         (405e9, STEP_TOKENS, 6.2, GPUS, 989e12),
         (7e9, 4e6, 2.0, 256, 312e12),

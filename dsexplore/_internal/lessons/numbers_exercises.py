@@ -31,6 +31,7 @@ def _agree(got: Sequence[float], wanted: Sequence[float]) -> bool:
 
 
 def _loss_weights(answer: Answer) -> Requirements:
+    """Require weights for which the mean over ranks is the mean over all targets."""
     for counts in ([3, 5], [4, 4, 4, 4], [1, 2, 3, 10]):
         ranks, total = len(counts), sum(counts)
         got = _numbers(answer(list(counts)), ranks)
@@ -54,6 +55,7 @@ def _loss_weights(answer: Answer) -> Requirements:
 
 
 def _clip_factor(answer: Answer) -> Requirements:
+    """Require the factor that clips by the norm of the whole model."""
     for shards, replicated, most in (([3.0, 4.0], 0.0, 1.0), ([1.0, 2.0, 2.0, 4.0], 12.0, 2.6), ([0.3, 0.4], 0.0, 1.0)):
         got = answer(list(shards), replicated, most)
         squares = sum(norm**2 for norm in shards)
@@ -84,6 +86,7 @@ def _attention(x: Tensor, qkv: Tensor, wo: Tensor, heads: int) -> Tensor:
 
 
 def _fused_rows(answer: Answer) -> Requirements:
+    """Require the rows of fused query, key and value that match a rank's columns."""
     x, qkv, wo = numbers(6, WIDTH, seed=0), numbers(3 * WIDTH, WIDTH, seed=1), numbers(WIDTH, WIDTH, seed=2)
     for ranks in (2, 4):
         rows = [_rows(answer(WIDTH, ranks, rank)) for rank in range(ranks)]
@@ -129,6 +132,7 @@ def _chunk(size: int, parts: int, part: int) -> list[int]:
 
 
 def _positions(answer: Answer) -> Requirements:
+    """Require positions for which all ranks have the same work under a causal mask."""
     for ranks in (2, 4):
         held = [_rows(answer(LENGTH * ranks, ranks, rank)) for rank in range(ranks)]
         size = LENGTH * ranks

@@ -22,6 +22,7 @@ def _layer(x: Tensor) -> Tensor:
 
 
 def _stage(answer: Answer) -> Requirements:
+    """Require the messages of a stage, microbatch by microbatch."""
     for rank in (0, 1, STAGES - 1):
         batches = [numbers(2, 4, seed=index) for index in range(MICROBATCHES)]
         played = play(answer, STAGES, rank, batches, _layer)
@@ -104,6 +105,7 @@ def _most_held(actions: Sequence[Action]) -> int:
 
 
 def _schedule(answer: Answer) -> Requirements:
+    """Require the schedule 1F1B."""
     schedules: list[list[Action]] = []
     for stage in range(STAGES):
         actions_of_answer = cast("Sequence[Sequence[object]]", answer(stage, STAGES, MICROBATCHES))
@@ -141,6 +143,7 @@ def _schedule(answer: Answer) -> Requirements:
 
 
 def _bubble(answer: Answer) -> Requirements:
+    """Require the idle time over the working time of a stage."""
     for stages, microbatches, chunks in ((4, 8, 1), (8, 32, 1), (16, 16, 1), (8, 32, 4)):
         got = answer(stages, microbatches, chunks)
         wanted = (stages - 1) / (chunks * microbatches)

@@ -41,6 +41,7 @@ def _memory(answer: Answer) -> Requirements:
 
 
 def _sharded_step(answer: Answer) -> Requirements:
+    """Require a step of SGD in which each rank updates its own shard."""
     elements = RANKS * WIDTH
     for rank in (0, 3):
         parameter, gradient = numbers(elements, seed=1), numbers(elements, seed=2 + rank)
@@ -77,6 +78,7 @@ def _sharded_step(answer: Answer) -> Requirements:
 
 
 def _gathered_forward(answer: Answer) -> Requirements:
+    """Require a forward that gathers one layer at a time."""
     for rank in (0, 2):
         weights = [numbers(WIDTH, WIDTH, seed=index) / WIDTH for index in range(LAYERS)]
         shards = [weight.flatten().chunk(RANKS)[rank].clone() for weight in weights]
@@ -114,6 +116,7 @@ def _train_sharded(answer: Answer, model: nn.Sequential, batch: Tensor) -> None:
 
 
 def _fsdp(answer: Answer) -> Requirements:
+    """Require FSDP2 that gathers one layer at a time."""
     played = play(_train_sharded, RANKS, 0, answer, layers(LAYERS, WIDTH), numbers(2, WIDTH, seed=3))
     gathers, scatters = played.of("all_gather"), played.of("reduce_scatter")
     yield Requirement(

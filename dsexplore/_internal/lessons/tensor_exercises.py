@@ -68,6 +68,7 @@ def _forward(played: Play) -> list[str]:
 
 
 def _plan(answer: Answer) -> Requirements:
+    """Require a tensor-parallel plan with one all_reduce in forward and one in backward."""
     played = _played(answer, SEQUENCE)
     yield from _cuts_both(played)
     sent = _forward(played)
@@ -93,6 +94,7 @@ def _plan(answer: Answer) -> Requirements:
 
 
 def _sequence_plan(answer: Answer) -> Requirements:
+    """Require a plan with sequence parallelism, which gathers before and scatters after."""
     played = _played(answer, SEQUENCE // RANKS)
     yield from _cuts_both(played)
     sent = _forward(played)
@@ -125,6 +127,7 @@ def _sequence_plan(answer: Answer) -> Requirements:
 
 
 def _activation_bytes(answer: Answer) -> Requirements:
+    """Require the bytes of a layer's activations on a rank."""
     for s, b, h, a, t in ((2048, 1, 12288, 96, 8), (2048, 4, 6144, 64, 8)):
         for with_sequence in (False, True):
             got = answer(s, b, h, a, t, with_sequence)

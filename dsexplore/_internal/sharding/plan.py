@@ -104,6 +104,7 @@ def _named_parameters(model: nn.Module) -> list[_Named]:
 
 
 def _plan_of_mapping(shown: Mapping[Any, Any], mesh: Any, dtype: torch.dtype) -> Sharding:
+    """Return the sharding of {name: tensor} or {name: (shape, placements)}."""
     if all(isinstance(entry, torch.Tensor) for entry in shown.values()):
         return _plan_of_tensors("tensors", [(str(name), tensor, ()) for name, tensor in shown.items()], mesh)
     entries = {}
@@ -160,6 +161,7 @@ def _plan_of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Shardi
 
 
 def _placed(name: str, tensor: torch.Tensor, also: tuple[str, ...], axes: tuple[Reading, ...]) -> PlacedTensor:
+    """Return a tensor with its placements; without any if it is not a DTensor."""
     placements: tuple[Placement, ...] = tuple(map(read, tensor.placements)) if _is_dtensor(tensor) else ()  # type: ignore[attr-defined]
     fitted = fit(placements, tuple(tensor.shape), [axis.name for axis in axes], name)
     return PlacedTensor(

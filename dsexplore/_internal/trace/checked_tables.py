@@ -45,6 +45,7 @@ def checked_tables(tables: Tables) -> Tables:
 
 
 def _problems(tables: Tables) -> Iterator[str]:
+    """Yield a sentence for each value that no recording can have."""
     yield from _info_errors(tables.info)
     for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics", "differing", "io"):
         table: pl.DataFrame = getattr(tables, name)
@@ -58,6 +59,7 @@ def _problems(tables: Tables) -> Iterator[str]:
 
 
 def _info_errors(info: TraceInfo) -> Iterator[str]:
+    """Yield the errors of a trace's info."""
     if not 0 < info.world_size <= MOST_RANKS:
         yield f"its world_size is {info.world_size}, and a job has 1 to {MOST_RANKS:,} ranks"
     stood_for: Iterable[int] = (rank for text in info.stands_for for rank in bounds_in(text))
@@ -97,6 +99,7 @@ def _missing(name: str, column: str, facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: int) -> Iterator[str]:
+    """Yield an error if the least or the largest value of a column is not possible."""
     least, most = facts.get("least"), facts.get("most")
     if least is None or most is None:
         return

@@ -192,6 +192,7 @@ def _rows_by_rank(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
 
 
 def _write_ranks(parts: Mapping[int, Tables], directory: Path) -> None:
+    """Write a file per rank into a directory, which is made if it does not exist."""
     directory.mkdir(parents=True, exist_ok=True)
     with track(f"writing {directory}", len(parts), "files") as work:
         try:
@@ -235,6 +236,7 @@ def _decode(text: str) -> pl.DataFrame:
 
 
 def _read_directory(source: Path) -> Tables:
+    """Read the files of a directory and merge them; the notes name damaged files."""
     files = sorted(source.glob("*.parquet"))
     if not files:
         other = next((file for file in sorted(source.iterdir()) if file.is_file()), None)
