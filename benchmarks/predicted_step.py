@@ -19,15 +19,15 @@ import math
 import statistics
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import polars as pl
 from llama_layers import LLAMA_2_7B, LLAMA_2_13B, LLAMA_2_70B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_3_405B, Model
 from parallel_llama import Run, build
+from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore._internal.cost.meshes.compare_meshes import trace_rank
 from dsexplore._internal.cost.step.prediction import Prediction
@@ -75,8 +75,10 @@ class Row:
     stages_per_rank: int = 1
     async_tp: bool = False
     attention: Literal["flash-2", "cudnn"] = "flash-2"
-    dtensors: bool = True
-    """False where plain tensors were sharded: the CPU's work for the trace's DTensors is left out."""
+    program: Callable[[Model, Run, DeviceMesh], Callable[[], None]] = build
+    """Builds the step."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that are traced; if empty, the first of the first, a middle and the last stage."""
 
     @property
     def step(self) -> float | None:
@@ -116,15 +118,16 @@ def read_rows(path: Path) -> list[Row]:
 def trace_of(row: Row, kept: Path | None) -> Trace:
     """One step of a row's program, as one rank of each kind of stage; read from the folder ``kept`` where it is."""
     text = f"{MODELS[row.model]} {row.run} {row.sizes}"
+    if row.ranks:
+        text += f" {row.program.__module__} {row.ranks}"
     file = kept / f"{row.model}-{hashlib.sha1(text.encode()).hexdigest()[:12]}.parquet" if kept else None
     if file is not None and file.exists():
         return load(file)
     stages = row.sizes["pp"]
     per_stage = row.sizes["dp"] * row.sizes["cp"] * row.sizes["tp"]
-    program = partial(build, MODELS[row.model], row.run)
-    traces = [
-        Trace(trace_rank(program, row.sizes, stage * per_stage)) for stage in sorted({0, stages // 2, stages - 1})
-    ]
+    program = partial(row.program, MODELS[row.model], row.run)
+    ranks = row.ranks or sorted({stage * per_stage for stage in (0, stages // 2, stages - 1)})
+    traces = [Trace(trace_rank(program, row.sizes, rank)) for rank in ranks]
     merged = Trace.merge(traces) if len(traces) > 1 else traces[0]
     if file is not None:
         merged.save(file)
@@ -155,11 +158,7 @@ def predicted(row: Row, kept: Path | None) -> tuple[Prediction, float]:
 
 def predicted_of(row: Row, kept: Path | None) -> Prediction:
     """The prediction of a row's program, as it is."""
-    trace = trace_of(row, kept)
-    if not row.dtensors:
-        plain = trace.tables.kernels.filter(pl.col("kind") != "dispatch")
-        trace = Trace(replace(trace.tables, kernels=plain))
-    return trace.predict(row.cluster, async_tp=row.async_tp, attention=row.attention)
+    return trace_of(row, kept).predict(row.cluster, async_tp=row.async_tp, attention=row.attention)
 
 
 def with_microbatches(row: Row, count: int, kept: Path | None) -> Prediction:

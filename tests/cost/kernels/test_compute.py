@@ -16,6 +16,7 @@ from dsexplore._internal.cost.kernels.compute import (
     SPEEDS,
     Speed,
     host_seconds,
+    issue_seconds,
     kernel_seconds,
     slowest_of,
 )
@@ -150,7 +151,10 @@ def test_the_cpu_s_work_has_a_range_but_where_it_computes_too() -> None:
     one = row(count=10)
     least, host, most = (host_seconds(one, H100, speed, False) for speed in SPEEDS)
     assert least == 10 * H100.launch_overhead < host < most
+    issues = [issue_seconds(H100, speed) for speed in SPEEDS]
+    assert 10e-6 < issues[0] < 89e-6 < issues[1] < 131e-6 < issues[2]
     gloo = Cluster.load("gloo-local")
+    assert {issue_seconds(gloo, speed) for speed in SPEEDS} == {0.0}
     assert {host_seconds(one, gloo, speed, False) for speed in SPEEDS} == {10 * gloo.launch_overhead}
 
 

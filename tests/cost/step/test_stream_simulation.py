@@ -16,9 +16,16 @@ def kernels(seconds: float, phase: str = "forward", host: float = 0.0) -> Kernel
 
 
 def collective(
-    seq: int, seconds: float, sync: Sync = "async", phase: str = "forward", op: str = "all_gather", stream: str = "s"
+    seq: int,
+    seconds: float,
+    sync: Sync = "async",
+    phase: str = "forward",
+    op: str = "all_gather",
+    stream: str = "s",
+    host: float = 0.0,
 ) -> Collective:
-    return Collective(seq, (seconds,) * 3, stream, f"link of {stream}", sync, "m", phase, op, "dp", 1)
+    link = f"link of {stream}"
+    return Collective(seq, (seconds,) * 3, stream, link, sync, "m", phase, op, "dp", 1, host=(host,) * 3)
 
 
 def run(*items: Item, slowdown: float = 0.0, overlap: bool = True) -> SimulatedStep:
@@ -33,6 +40,16 @@ def test_what_is_waited_for_at_once_is_exposed() -> None:
 def test_what_is_waited_for_later_hides_behind_kernels() -> None:
     played = run(collective(0, 2), kernels(1.5), Wait(0), kernels(1))
     assert (played.seconds, played.exposed) == (3, 0.5)
+
+
+def test_short_collectives_wait_for_the_cpu_that_issues_them() -> None:
+    played = run(*(collective(seq, 1, "wait", host=3) for seq in range(4)))
+    assert (played.seconds, played.idle, played.exposed) == (4 * 3 + 1, 3 + 3 * 2, 4)
+
+
+def test_issuing_hides_behind_kernels_that_run() -> None:
+    played = run(kernels(10), collective(0, 1, "wait", host=3), kernels(10))
+    assert (played.seconds, played.idle) == (21, 0)
 
 
 def test_what_nobody_waits_for_is_over_at_the_end() -> None:

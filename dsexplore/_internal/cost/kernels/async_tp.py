@@ -75,10 +75,19 @@ def _split(item: Collective, seq: int, pieces: int) -> tuple[Collective, Collect
         seq: the number of the second part.
         pieces: number of pieces of the first part.
     """
-    part = pieces / item.ranks
-    first = replace(item, seconds=_scaled(item.seconds, part), message_bytes=round(item.message_bytes * part))
+    first, other = _part(item, pieces / item.ranks), _part(item, 1 - pieces / item.ranks)
     remaining = item.message_bytes - first.message_bytes
-    return first, replace(item, seq=seq, seconds=_scaled(item.seconds, 1 - part), message_bytes=remaining, sync="async")
+    return first, replace(other, seq=seq, message_bytes=remaining, sync="async")
+
+
+def _part(item: Collective, part: float) -> Collective:
+    """Return a part of a collective, which takes that part of its seconds and of the CPU's."""
+    return replace(
+        item,
+        seconds=_scaled(item.seconds, part),
+        host=_scaled(item.host, part),
+        message_bytes=round(item.message_bytes * part),
+    )
 
 
 def _scaled(seconds: Times, part: float) -> Times:

@@ -13,7 +13,14 @@ import polars as pl
 from dsexplore._internal.cost.cluster import Cluster
 from dsexplore._internal.cost.collectives.collective_duration import collective_time
 from dsexplore._internal.cost.collectives.host_ranks import waiting_seconds
-from dsexplore._internal.cost.kernels.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of
+from dsexplore._internal.cost.kernels.compute import (
+    SPEEDS,
+    Attention,
+    host_seconds,
+    issue_seconds,
+    kernel_seconds,
+    slowest_of,
+)
 from dsexplore._internal.cost.kernels.product_time import stated_rate
 from dsexplore._internal.cost.range import Range
 from dsexplore._internal.errors import UsageError
@@ -68,6 +75,7 @@ class Collective:
         peer: of a send or recv.
         ranks: of its group.
         why: what makes the range of its seconds as wide as it is; see `Range`.
+        host: seconds of the CPU that issues it, by `Estimate`.
     """
 
     seq: int
@@ -83,6 +91,7 @@ class Collective:
     peer: int | None = None
     ranks: int = 0
     why: str = ""
+    host: Times = (0.0, 0.0, 0.0)
     kind: ClassVar[str] = "communication"
 
 
@@ -204,6 +213,9 @@ class _ItemReader:
         self.domain = cluster.domain_of_job(size, options.ranks_per_node)
         waiting = 1 if tables.events.is_empty() else size
         self._slowest = [slowest_of(waiting, cluster, speed) for speed in SPEEDS]
+        self._launched = 0.0 if options.cuda_graphs and cluster.generation != "cpu" else 1.0
+        low, expected, high = (self._launched * issue_seconds(cluster, speed) for speed in SPEEDS)
+        self._issue: Times = low, expected, high
         here = min(size, self.domain)
         self._share_processors = cluster.processors is not None and here > cluster.processors
         self._times: dict[tuple[Any, ...], Range] = {}
@@ -283,8 +295,7 @@ class _ItemReader:
                 slowest * kernel_seconds(row, self.cluster, speed, compiled, self.options.attention, self._busy)
                 for slowest, speed in zip(self._slowest, SPEEDS, strict=True)
             )
-            launched = 0.0 if self.options.cuda_graphs and self.cluster.generation != "cpu" else 1.0
-            least, host, most = (launched * host_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)
+            least, host, most = (self._launched * host_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)
             self._costs[key] = (low, expected, high), (least, host, most)
         return self._costs[key]
 
@@ -308,6 +319,7 @@ class _ItemReader:
             peer=row["peer"],
             ranks=row["group_size"],
             why=time.why,
+            host=self._issue,
         )
 
     def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int, bool]:

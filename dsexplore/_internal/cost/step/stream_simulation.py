@@ -1,7 +1,7 @@
 """Simulation of one rank's step on the streams of its GPU: what overlaps, and what the compute stream waits for.
 
 Kernels run in order on the compute stream, not before the CPU has launched them. A collective runs on the stream of its
-group, after those issued there before it. When it may begin, and what waits for it:
+group, once the CPU has issued it, after those issued there before it. When it may begin, and what waits for it:
 
 * FSDP2 gathers: the first one of a forward begins when all earlier kernels have run. The gather of layer i begins once
   the parameters of layer i − 2 are copied out, in backward once those of the previous layer are
@@ -288,6 +288,7 @@ class _Streams:
     def _issue(self, item: Collective) -> None:
         if item.sync == "fsdp reduce" and item.op == "reduce_scatter" and self.reducing is not None:
             self._wait(self.reducing)
+        self.host += item.host[self.estimate]
         start = max(self._may_begin(item), self.free.get(item.stream, 0.0))
         seconds = item.seconds[self.estimate]
         end = start + seconds + self._shared(item.link, start, start + seconds)
