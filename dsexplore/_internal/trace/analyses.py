@@ -236,7 +236,7 @@ class Analyses(Displayable):
             ...     dist.all_reduce(torch.ones(256))
             ...     trace.step()
             >>> print(f"{trace.predict('h100').step.expected * 1e6:.0f} µs")
-            22 µs
+            142 µs
         """
         prediction: Prediction = run_pass(
             "predict",
