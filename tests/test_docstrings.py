@@ -1,4 +1,4 @@
-"""Docstrings: functions begin with a verb, properties with a noun.
+"""Docstrings: functions begin with a verb, properties with a noun, arguments in lower case.
 
 Modules: none of the package.
 """
@@ -6,6 +6,7 @@ Modules: none of the package.
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -37,3 +38,17 @@ def test_properties_begin_with_a_noun_without_an_article() -> None:
     properties = [(place, line) for place, is_property, line in described() if is_property]
     assert len(properties) > 200
     assert not [(place, line) for place, line in properties if line.split()[0] in ARTICLES | {"Return", "Whether"}]
+
+
+def test_arguments_begin_in_lower_case() -> None:
+    arguments = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                _, _, text = (ast.get_docstring(node) or "").partition("\nArgs:\n")
+                section = re.split(r"^\S", text, maxsplit=1, flags=re.MULTILINE)[0]
+                words = re.findall(r"^    \*{0,2}\w+(?:, \w+)*: (\w+)", section, flags=re.MULTILINE)
+                arguments += [(f"{path.relative_to(PACKAGE)}: {node.name}", word) for word in words]
+    assert len(arguments) > 1000
+    names = {"True", "False", "None", "Python", "B"}
+    assert not [(place, word) for place, word in arguments if word.istitle() and word not in names]

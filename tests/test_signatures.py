@@ -175,7 +175,7 @@ def test_sharding_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> N
     for part in (
         "dsexplore.sharding(shown: ",
         "Compute which rank holds which slice",
-        "placements: Placements of a shape",
+        "placements: placements of a shape",
     ):
         assert part in text
     assert options_of(dsexplore.sharding) == ["shown", "placements", "mesh", "dtype"]
@@ -195,7 +195,7 @@ def test_tab_completes_options_and_the_question_mark_lists_them(plain_shell: Int
             assert option in found, (text, jedi)
     asked = plain_shell.object_inspect_text("trace.explore", detail_level=0)
     assert re.search("height: '?int'? = 420", asked)
-    assert "Height of the tree in pixels" in asked
+    assert "height of the tree in pixels" in asked
 
 
 @pytest.mark.parametrize("method", ["predict", "world_map", "timeline"])

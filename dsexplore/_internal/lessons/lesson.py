@@ -48,8 +48,8 @@ class Lesson:
         answer that raises meets no further ones.
 
         Args:
-            exercise: Name of the exercise, a key of `exercises`.
-            answer: Your function, with the arguments that the task names.
+            exercise: name of the exercise, a key of `exercises`.
+            answer: your function, with the arguments that the task names.
 
         Raises:
             UsageError: there is no such exercise, or the answer is not a function.
@@ -82,7 +82,7 @@ def open_lesson(name: str) -> Lesson:
     """Return a lesson.
 
     Args:
-        name: Name of the lesson, a key of `LESSONS`.
+        name: name of the lesson, a key of `LESSONS`.
 
     Raises:
         UsageError: there is no such lesson.

@@ -57,10 +57,10 @@ def play(answer: Answer, ranks: int, rank: int, *arguments: object) -> Play:
     """Call the answer as a rank of a world.
 
     Args:
-        answer: Function of the learner.
-        ranks: Number of ranks of the world.
-        rank: Rank to run.
-        *arguments: Arguments of the function, which may change them.
+        answer: function of the learner.
+        ranks: number of ranks of the world.
+        rank: rank to run.
+        *arguments: arguments of the function, which may change them.
     """
     with simulate(ranks, rank=rank), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # on collectives that torch renames

@@ -82,14 +82,14 @@ def compare_numerics(
         report = compare_numerics(reference, parallel, mesh="dp=2,tp=2")
 
     Args:
-        reference: Function that returns the model and a function that trains it for one step. It must seed, and use the
+        reference: function that returns the model and a function that trains it for one step. It must seed, and use the
             same data as ``parallel``.
-        parallel: Function that is called with the mesh on each rank, and returns the rank's model and training step.
-        world_size: Number of ranks; None for that of the mesh.
-        mesh: Axes of the ranks, outermost first.
-        steps: Number of steps to compare.
-        tolerance: Relative difference that is allowed; None allows as much as rounding makes.
-        timeout: Seconds for the ranks to run, in float64 and in their own dtypes.
+        parallel: function that is called with the mesh on each rank, and returns the rank's model and training step.
+        world_size: number of ranks; None for that of the mesh.
+        mesh: axes of the ranks, outermost first.
+        steps: number of steps to compare.
+        tolerance: relative difference that is allowed; None allows as much as rounding makes.
+        timeout: seconds for the ranks to run, in float64 and in their own dtypes.
 
     Returns:
         The `NumericsReport`, which a notebook displays.
@@ -146,10 +146,10 @@ def _reference_difference(
     """Return the report on a reference whose runs differ; None if it computes the same again.
 
     Args:
-        folder: Folder of all records.
-        ran_again: Function that runs the reference again, given the kind of run and the number of processes.
-        mesh: Mesh of the plan.
-        is_exact: Whether the reference runs in float64.
+        folder: folder of all records.
+        ran_again: function that runs the reference again, given the kind of run and the number of processes.
+        mesh: mesh of the plan.
+        is_exact: whether the reference runs in float64.
     """
     first = load_run(file_of(folder, EXACT if is_exact else PLAIN))
     if is_exact:

@@ -47,7 +47,7 @@ class ComparedMode(TorchFunctionMode):
     """Function mode that runs a program without dropout.
 
     Args:
-        exact: Whether to compute in float64.
+        exact: whether to compute in float64.
     """
 
     def __init__(self, exact: bool) -> None:

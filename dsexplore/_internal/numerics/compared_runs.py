@@ -68,10 +68,10 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
     """Compare the runs whose records are in a folder.
 
     Args:
-        folder: Folder of the records of all runs.
-        mesh: Mesh of the ranks.
-        tolerance: Allowed relative difference; None allows rounding.
-        is_exact: Whether there are runs in float64.
+        folder: folder of the records of all runs.
+        mesh: mesh of the ranks.
+        tolerance: allowed relative difference; None allows rounding.
+        is_exact: whether there are runs in float64.
     """
     compared_run = EXACT if is_exact else PLAIN
     ranks = [load_run(file_of(folder, compared_run, rank)) for rank in range(mesh.size)]
@@ -135,11 +135,11 @@ class _Run:
         """Return the ranks' values for one call of the reference.
 
         Args:
-            key: Key of the tensor.
-            call: Number of the reference's call.
-            of: Number of the reference's calls.
-            whole: Shape of the reference's tensor.
-            names: Other names of a tied parameter, which ranks of other stages may use.
+            key: key of the tensor.
+            call: number of the reference's call.
+            of: number of the reference's calls.
+            whole: shape of the reference's tensor.
+            names: other names of a tied parameter, which ranks of other stages may use.
         """
         values = []
         for number, records in enumerate(self._calls_of_any_name(key, names)):
@@ -225,11 +225,11 @@ class _Reader:
     """Comparison of the tensors of each key.
 
     Args:
-        reference: Run of the reference.
-        rounded: Run of the reference with random rounding; None if there is none.
-        ranks: Run of the plan.
-        tolerance: Allowed relative difference; None allows rounding.
-        is_exact: Whether the runs are in float64.
+        reference: run of the reference.
+        rounded: run of the reference with random rounding; None if there is none.
+        ranks: run of the plan.
+        tolerance: allowed relative difference; None allows rounding.
+        is_exact: whether the runs are in float64.
     """
 
     def __init__(
@@ -273,9 +273,9 @@ class _Reader:
         """Return the largest root mean square of a difference that counts as rounding.
 
         Args:
-            key: Key of the tensor.
-            whole: Values of the reference.
-            rounded: Values of the reference with random rounding; None if there are none.
+            key: key of the tensor.
+            whole: values of the reference.
+            rounded: values of the reference with random rounding; None if there are none.
         """
         scale = rms(whole)
         if self._tolerance is not None:

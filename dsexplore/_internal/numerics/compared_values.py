@@ -127,11 +127,11 @@ def compare(
     """Compare the ranks' values with the whole tensor, in the layout in which they agree best.
 
     Args:
-        record: Record of the reference.
-        whole: Values of the reference in float64.
-        held: Values of the ranks.
-        allowed: Largest root mean square of a difference that counts as rounding.
-        scales: Whether all values of a rank may differ by one factor.
+        record: record of the reference.
+        whole: values of the reference in float64.
+        held: values of the ranks.
+        allowed: largest root mean square of a difference that counts as rounding.
+        scales: whether all values of a rank may differ by one factor.
     """
     tried = []
     for layout in _candidate_layouts(held, whole):

@@ -23,7 +23,7 @@ class DrawMode(TorchFunctionMode):
     """Function mode that reports the draws of random functions.
 
     Args:
-        report: Function that is called with the name of a random function and its draw, after each call.
+        report: function that is called with the name of a random function and its draw, after each call.
     """
 
     def __init__(self, report: Callable[[str, Tensor], None]) -> None:

@@ -23,13 +23,13 @@ def expect_same_numbers(
     """Fail unless a parallel plan computes what the model computes on one process, up to rounding.
 
     Args:
-        reference: Function that returns the model and its training step, see `compare_numerics`.
-        parallel: Function that returns a rank's model and its training step, see `compare_numerics`.
-        world_size: Number of ranks; None for that of the mesh.
-        mesh: Axes of the ranks, outermost first.
-        steps: Number of steps to compare.
-        tolerance: Relative difference that is allowed; None allows as much as rounding makes.
-        timeout: Seconds for the ranks to run.
+        reference: function that returns the model and its training step, see `compare_numerics`.
+        parallel: function that returns a rank's model and its training step, see `compare_numerics`.
+        world_size: number of ranks; None for that of the mesh.
+        mesh: axes of the ranks, outermost first.
+        steps: number of steps to compare.
+        tolerance: relative difference that is allowed; None allows as much as rounding makes.
+        timeout: seconds for the ranks to run.
 
     Returns:
         The report, if the numbers are the same.

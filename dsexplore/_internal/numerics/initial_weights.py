@@ -29,9 +29,9 @@ def put_in(model: nn.Module, weights: Weights, record: RunRecord) -> dict[str, s
     Replicas with different values on ranks are left as they are, because nothing has synchronized them.
 
     Args:
-        model: Model of this rank.
+        model: model of this rank.
         weights: {name of a parameter: its initial value in the reference}.
-        record: Record of this rank, of which places, rows and unsynchronized parameters are set.
+        record: record of this rank, of which places, rows and unsynchronized parameters are set.
 
     Returns:
         {path of a module: its path in the reference}, for modules with another path, such as experts that are divided
@@ -82,8 +82,8 @@ def dtensor_indices(place: DTensorPlace, rank: int) -> tuple[Tensor, ...]:
     """Return the indices of each dim of a DTensor that a rank of its mesh holds.
 
     Args:
-        place: Shape, placements and mesh of the DTensor.
-        rank: Global rank.
+        place: shape, placements and mesh of the DTensor.
+        rank: global rank.
     """
     coordinates = (place.ranks == rank).nonzero()[0].tolist()
     indices = []

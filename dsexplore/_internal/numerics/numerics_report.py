@@ -92,9 +92,9 @@ def report_of(comparison: Comparison, difference: FirstDifference | None, notes:
     """Return the report on a comparison.
 
     Args:
-        comparison: The compared tensors.
-        difference: First difference; None if the numbers are the same.
-        notes: Limits of the comparison, as sentences.
+        comparison: the compared tensors.
+        difference: first difference; None if the numbers are the same.
+        notes: limits of the comparison, as sentences.
     """
     model = next((record.model for record in comparison.ranks if record.model), "model")
     frame = tensors_of(comparison)

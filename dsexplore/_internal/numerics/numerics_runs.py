@@ -72,10 +72,10 @@ def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequ
     """Run a rank of the parallel program several times, and once more with dropout if a rank draws random numbers.
 
     Args:
-        program: Function that is called with the mesh.
-        mesh: Axes of the world.
-        steps: Number of steps to train.
-        folder: Folder of all records.
+        program: function that is called with the mesh.
+        mesh: axes of the world.
+        steps: number of steps to train.
+        folder: folder of all records.
         runs: `EXACT`, `PLAIN` or both; a rank gets the initial weights of the reference in the same run.
     """
     draws = False
@@ -112,12 +112,12 @@ def _play(
     """Run a program, save its records, and return True if its model draws random numbers in training.
 
     Args:
-        program: The program.
-        arguments: The mesh for a rank of the plan; empty for the reference.
-        steps: Number of steps to train.
-        run: Kind of the run, such as `EXACT`.
-        weights: Initial weights by name of the parameter; None to use the program's own.
-        file: File to save to.
+        program: the program.
+        arguments: the mesh for a rank of the plan; empty for the reference.
+        steps: number of steps to train.
+        run: kind of the run, such as `EXACT`.
+        weights: initial weights by name of the parameter; None to use the program's own.
+        file: file to save to.
     """
     record = RunRecord(rank=dist.get_rank() if arguments else 0)
     with ExitStack() as stack:

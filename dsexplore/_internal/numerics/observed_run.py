@@ -43,12 +43,12 @@ class ObservedRun:
     """Recorder of the outputs of modules, gradients and parameters of each step.
 
     Args:
-        model: Model, which DDP and other wrappers may contain.
-        record: Record to append to.
+        model: model, which DDP and other wrappers may contain.
+        record: record to append to.
         names: {path of a module in this model: its path in the reference}, for paths that differ.
-        keeps_sources: Whether to record the modules from whose outputs each output is computed.
-        rounding: Rounding of the outputs of leaf modules and of their gradients; None for no change.
-        is_foreign: Function that returns True during module calls that the program did not make.
+        keeps_sources: whether to record the modules from whose outputs each output is computed.
+        rounding: rounding of the outputs of leaf modules and of their gradients; None for no change.
+        is_foreign: function that returns True during module calls that the program did not make.
     """
 
     def __init__(

@@ -49,8 +49,8 @@ def possible_layouts(
 
     Args:
         shapes: {holder: shape of its part}.
-        whole: Shape of the whole tensor.
-        axes: Axes that may shard a dim, outermost first.
+        whole: shape of the whole tensor.
+        axes: axes that may shard a dim, outermost first.
     """
     if any(len(shape) != len(whole) for shape in shapes.values()):
         return

@@ -44,9 +44,9 @@ def repeated(first: RunRecord, second: RunRecord, allowed: float) -> Iterator[Re
     """Yield the tensors of two runs of the reference, in program order.
 
     Args:
-        first: Records of one run.
-        second: Records of another run, compared in turn with those of the first.
-        allowed: Relative difference up to which a tensor counts as the same.
+        first: records of one run.
+        second: records of another run, compared in turn with those of the first.
+        allowed: relative difference up to which a tensor counts as the same.
     """
     largest: dict[str, float] = {}
     for record in first.records:
@@ -81,10 +81,10 @@ def report_of_reference(
     """Return the report on a reference whose runs differ from each other, so that the plan cannot be judged.
 
     Args:
-        first: Records of the first run.
-        rows: Tensors of both runs.
-        changed_parameter: Name of the first parameter with other initial values; None if all are equal.
-        mesh: Mesh of the plan.
+        first: records of the first run.
+        rows: tensors of both runs.
+        changed_parameter: name of the first parameter with other initial values; None if all are equal.
+        mesh: mesh of the plan.
     """
     if changed_parameter is not None:
         what = f"its initial {changed_parameter} differs"
@@ -101,10 +101,10 @@ def report_of_draws(first: RunRecord, draw: Draw, tensors: pl.DataFrame, mesh: M
     """Return the report on a reference that drops other elements in each run, so that the plan cannot be judged.
 
     Args:
-        first: Records of one run.
-        draw: First draw that differs in another run.
-        tensors: Compared tensors, with the columns `TENSORS`.
-        mesh: Mesh of the plan.
+        first: records of one run.
+        draw: first draw that differs in another run.
+        tensors: compared tensors, with the columns `TENSORS`.
+        mesh: mesh of the plan.
     """
     module = f"{first.model}.{draw.module}" if draw.module else first.model
     what = f"in forward of step {draw.step} {draw.function} in {module} draws other elements"

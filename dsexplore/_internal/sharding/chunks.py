@@ -79,9 +79,9 @@ def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> l
     """Return the index ranges of a dim that one rank holds, ascending, as in its local tensor.
 
     Args:
-        size: Number of indices of the dim.
-        cuts: Cuts of the axes that split the dim, in mesh order.
-        coordinates: Coordinate of the rank on each of these axes.
+        size: number of indices of the dim.
+        cuts: cuts of the axes that split the dim, in mesh order.
+        coordinates: coordinate of the rank on each of these axes.
     """
     held = [(0, size)]
     for cut, coordinate in zip(cuts, coordinates, strict=True):

@@ -81,7 +81,7 @@ def join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     Ranks on axes that none of the meshes has, such as other pipeline stages, are omitted: it is unknown what they hold.
 
     Args:
-        meshes: At least one ``DeviceMesh``; all of them contain this process's rank.
+        meshes: at least one ``DeviceMesh``; all of them contain this process's rank.
 
     Raises:
         UsageError: the ranks of a mesh do not form a regular grid, so that the ranks of other copies are unknown.

@@ -94,7 +94,7 @@ class Sharding(Result):
             dsexplore.sharding(model)["layers.0.wq.weight"].redistribute([Replicate(), Shard(0)])
 
         Args:
-            placements: Placements, one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes
+            placements: placements, one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes
                 them.
 
         Raises:
@@ -116,7 +116,7 @@ class Sharding(Result):
         index after the last one; ``bytes``.
 
         Args:
-            ranks: Ranks that get rows; None for all.
+            ranks: ranks that get rows; None for all.
 
         Raises:
             UsageError: a rank is not on the mesh, or the table would have millions of rows.
@@ -240,9 +240,9 @@ class Sharding(Result):
         ``optimizer``, ``total``.
 
         Args:
-            optimizer: Name such as ``"AdamW"`` (two states), or the number of states per parameter.
-            state_dtype: Data type of the optimizer's states; None for that of the parameter.
-            gradient_dtype: Data type of gradients; None for that of the parameter.
+            optimizer: name such as ``"AdamW"`` (two states), or the number of states per parameter.
+            state_dtype: data type of the optimizer's states; None for that of the parameter.
+            gradient_dtype: data type of gradients; None for that of the parameter.
 
         Raises:
             UsageError: the optimizer is unknown.
@@ -276,13 +276,13 @@ class Sharding(Result):
             dsexplore.sharding(model).checkpoint(rates, step_seconds=1.5)
 
         Args:
-            disk: Folder on the disk, or the disk's rates.
-            optimizer: Name such as ``"AdamW"`` (two states), the number of states per parameter, or ``"none"``.
-            state_dtype: Data type of the optimizer's states; None for that of the parameter.
-            ranks_per_node: Number of ranks that share the disk.
-            overhead: Fraction of the time that steps may wait for checkpoints; it determines how often one can be
+            disk: folder on the disk, or the disk's rates.
+            optimizer: name such as ``"AdamW"`` (two states), the number of states per parameter, or ``"none"``.
+            state_dtype: data type of the optimizer's states; None for that of the parameter.
+            ranks_per_node: number of ranks that share the disk.
+            overhead: fraction of the time that steps may wait for checkpoints; it determines how often one can be
                 saved.
-            step_seconds: Seconds of a training step, to give intervals in steps too; None for only seconds.
+            step_seconds: seconds of a training step, to give intervals in steps too; None for only seconds.
 
         Raises:
             UsageError: the optimizer is unknown, or a number is out of range.
@@ -310,13 +310,13 @@ class Sharding(Result):
             dsexplore.sharding(model).offload(result, step_seconds=4.2, tokens=65536)
 
         Args:
-            disk: Folder on the disk, which is swept for half a minute, or the result of a sweep.
-            bytes_per_parameter: Bytes of states that a step reads and writes; 12 for the parameter, momentum and
+            disk: folder on the disk, which is swept for half a minute, or the result of a sweep.
+            bytes_per_parameter: bytes of states that a step reads and writes; 12 for the parameter, momentum and
                 variance in float32.
-            parameters: Whether the parameters are on the disk too.
-            ranks_per_node: Number of ranks that share the disk.
-            step_seconds: Seconds of a step without a disk, to give the disk's share of the step; None to omit it.
-            tokens: Tokens of a step on one node, to give tokens per second; None to omit it.
+            parameters: whether the parameters are on the disk too.
+            ranks_per_node: number of ranks that share the disk.
+            step_seconds: seconds of a step without a disk, to give the disk's share of the step; None to omit it.
+            tokens: tokens of a step on one node, to give tokens per second; None to omit it.
 
         Raises:
             UsageError: a number is out of range, the sweep only read, or no parameter is trained.

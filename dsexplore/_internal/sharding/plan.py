@@ -40,12 +40,12 @@ def sharding(
         dsexplore.sharding({"w1": ((512, 64), "S(0), R"), "w2": ((64,), "R, R")}, mesh="dp=2,tp=4")
 
     Args:
-        shown: Module, tensor or DTensor, shape, or mapping from names to tensors or to pairs of a shape and its
+        shown: module, tensor or DTensor, shape, or mapping from names to tensors or to pairs of a shape and its
             placements.
-        placements: Placements of a shape or a plain tensor, one per mesh axis, in mesh order: torch's ``Shard(0)``,
+        placements: placements of a shape or a plain tensor, one per mesh axis, in mesh order: torch's ``Shard(0)``,
             ``Replicate()``, ``Partial()``, or text ``"S(0), R"``. None for modules, DTensors and mappings.
         mesh: ``"dp=2,tp=4"``, a mapping, or a ``DeviceMesh``; None for DTensors, which have their own.
-        dtype: Data type of tensors that are given as shapes; None for torch's default.
+        dtype: data type of tensors that are given as shapes; None for torch's default.
 
     Raises:
         UsageError: placements do not fit the mesh or the shape, or something cannot be placed.

@@ -126,8 +126,8 @@ def group_blocks(blocks: Blocks, values: Numbers) -> list[RankGroup]:
     """Return the groups of ranks with equal values, the largest values first.
 
     Args:
-        blocks: Blocks of the mesh.
-        values: Row of numbers for each block; an array with the shape of the blocks and one more dim.
+        blocks: blocks of the mesh.
+        values: row of numbers for each block; an array with the shape of the blocks and one more dim.
     """
     rows = values.reshape(math.prod(blocks.shape), values.shape[-1])
     if not rows.shape[1]:

@@ -101,9 +101,9 @@ def redistribution(before: PlacedTensor, mesh: Mesh, placements: Any) -> Redistr
     """Return the steps that redistribute a tensor to other placements.
 
     Args:
-        before: Tensor with its current placements.
-        mesh: Mesh of the ranks.
-        placements: Placements, one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes
+        before: tensor with its current placements.
+        mesh: mesh of the ranks.
+        placements: placements, one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes
             them.
 
     Raises:
@@ -153,11 +153,11 @@ def _sent(sizes: list[int], old: Placement, new: Placement, *, ranks: int, whole
     """Return the collective and the number of elements of its message; `sizes` is updated to the shape after the step.
 
     Args:
-        sizes: Local shape before the step.
-        old: Placement of the axis before the step.
-        new: Placement of the axis after the step.
-        ranks: Number of ranks of the axis.
-        whole: Shape that this axis splits, as the planner gives it.
+        sizes: local shape before the step.
+        old: placement of the axis before the step.
+        new: placement of the axis after the step.
+        ranks: number of ranks of the axis.
+        whole: shape that this axis splits, as the planner gives it.
     """
     op, numel = "", 0
     if old.cuts and new.kind == "shard" and old.kind == "shard" and old.dim != new.dim:

@@ -29,9 +29,9 @@ def verdict_of_tensor(tensor: PlacedTensor, groups: Sequence[RankGroup], ranks: 
     """Return the sentence on how much of a tensor a rank holds: ``Each rank holds 2 × 8, 64 B of 256 B.``
 
     Args:
-        tensor: Tensor with its placements.
-        groups: Groups of ranks with the same local shape, which is their value.
-        ranks: Number of ranks on the mesh.
+        tensor: tensor with its placements.
+        groups: groups of ranks with the same local shape, which is their value.
+        ranks: number of ranks on the mesh.
     """
     empty = sum(group.count for group in groups if not math.prod(group.value))
     shapes = sorted((math.prod(group.value), group.value) for group in groups if math.prod(group.value))

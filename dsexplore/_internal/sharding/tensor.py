@@ -86,10 +86,10 @@ def fit(
     """Return the placements with negative dims resolved, after checking that they fit the shape and the mesh.
 
     Args:
-        placements: Placements of the tensor.
-        shape: Global shape of the tensor.
-        axes: Names of the axes of the mesh.
-        what: Name of the tensor, for errors.
+        placements: placements of the tensor.
+        shape: global shape of the tensor.
+        axes: names of the axes of the mesh.
+        what: name of the tensor, for errors.
 
     Raises:
         UsageError: there are more or fewer placements than axes, or a dim that the tensor does not have.

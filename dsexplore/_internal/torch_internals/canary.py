@@ -92,8 +92,8 @@ def differences(names: list[TorchName], recorded: Signatures) -> list[Difference
     """Return the differences between the installed torch and what this package expects.
 
     Args:
-        names: Names that this package uses; the differences are in their order.
-        recorded: Arguments of functions on tested versions.
+        names: names that this package uses; the differences are in their order.
+        recorded: arguments of functions on tested versions.
     """
     tested = nearest(recorded)
     result = []

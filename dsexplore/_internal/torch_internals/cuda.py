@@ -97,8 +97,8 @@ def provide_driver(patches: Patches, driver: Any) -> None:
     has more of them than the object replaces; the others are hidden, because they would look for a driver.
 
     Args:
-        patches: Set of changes, which restores everything.
-        driver: Object with the methods that `_ANSWERS` names, ``properties`` of each device, and the CUDA ``runtime``
+        patches: set of changes, which restores everything.
+        driver: object with the methods that `_ANSWERS` names, ``properties`` of each device, and the CUDA ``runtime``
             and ``ranges`` (NVTX) as objects.
     """
     answers = {name: getattr(driver, method) for method, names in _ANSWERS.items() for name in names}

@@ -41,7 +41,7 @@ def refuse_use(model: Any, refuse: Callable[[], NoReturn]) -> None:
 
     Args:
         model: DDP wrapper, which may be half constructed, or a module to which ``replicate`` was applied.
-        refuse: Function that is called instead of forward and backward, and raises.
+        refuse: function that is called instead of forward and backward, and raises.
     """
     model._pre_forward = lambda *_args, **_kwargs: refuse()
     reducer = getattr(model, "reducer", None)

@@ -116,10 +116,10 @@ def plan_redistribution(
     """Return the steps by which torch brings a tensor from some placements to others.
 
     Args:
-        mesh: Mesh of the tensor; it needs no process groups.
-        tensor: Tensor with the global shape and dtype, on the meta device.
-        before: Placements of the tensor, one per axis.
-        after: Placements to bring it to, one per axis.
+        mesh: mesh of the tensor; it needs no process groups.
+        tensor: tensor with the global shape and dtype, on the meta device.
+        before: placements of the tensor, one per axis.
+        after: placements to bring it to, one per axis.
     """
     meta = internal("torch.distributed.tensor._dtensor_spec:TensorMeta")(tensor.shape, tensor.stride(), tensor.dtype)
     spec = internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")

@@ -23,9 +23,9 @@ class TorchName:
     """A name of torch, or of a package on torch, that may be absent from the installed version.
 
     Args:
-        path: Module and attribute, ``"torch.nn:Module._apply"``.
-        since: First minor version of torch that has the name.
-        until: Last minor version of torch that has the name; None if the newest has it.
+        path: module and attribute, ``"torch.nn:Module._apply"``.
+        since: first minor version of torch that has the name.
+        until: last minor version of torch that has the name; None if the newest has it.
 
     Example:
         >>> TorchName("torch.nn:Module._apply").is_there
@@ -107,10 +107,10 @@ def internal(path: str, *, since: str = OLDEST, until: str | None = None, otherw
     """Return a name of torch that is not public.
 
     Args:
-        path: Module and attribute, ``"torch.nn:Module._apply"``, or a module alone.
-        since: First minor version of torch that has the name.
-        until: Last minor version of torch that has the name; None if the newest has it.
-        otherwise: Object to return if the installed torch does not have the name.
+        path: module and attribute, ``"torch.nn:Module._apply"``, or a module alone.
+        since: first minor version of torch that has the name.
+        until: last minor version of torch that has the name; None if the newest has it.
+        otherwise: object to return if the installed torch does not have the name.
 
     Returns:
         The object, or ``otherwise``. Without both, a class that has no instances, and that raises `UsageError` when it
@@ -135,8 +135,8 @@ def needed(value: T, needed_for: str) -> T:
     """Return the object from `internal`; raise if it is missing.
 
     Args:
-        value: Object that `internal` returned.
-        needed_for: Ability that needs the object, as the user asks for it: ``"fake=True"``.
+        value: object that `internal` returned.
+        needed_for: ability that needs the object, as the user asks for it: ``"fake=True"``.
 
     Raises:
         UsageError: the installed torch does not have the name.

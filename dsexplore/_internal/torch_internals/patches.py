@@ -78,9 +78,9 @@ def on_import(undone: HasCallback, name: str, change: Callable[[ModuleType], obj
     """Change a module now if it is already imported, else when it is.
 
     Args:
-        undone: Object with which a call is registered that stops waiting for the import.
-        name: Dotted name of the module.
-        change: Function that is called with the module after it was executed.
+        undone: object with which a call is registered that stops waiting for the import.
+        name: dotted name of the module.
+        change: function that is called with the module after it was executed.
     """
     if name in sys.modules:
         change(sys.modules[name])
@@ -131,7 +131,7 @@ class Patches:
 
         Args:
             function: Python function without free variables, which may be decorated with `functools.wraps`.
-            build: Function that takes the original function and returns the replacement.
+            build: function that takes the original function and returns the replacement.
         """
         inner = inspect.unwrap(function, stop=_is_replaced)
         assert isinstance(inner, FunctionType), f"{function} is not a Python function"
@@ -341,10 +341,10 @@ def install_all(table: Iterable[Entry], when: set[When], patches: Patches, parts
     """Install the entries of a table that belong to a world, in their order.
 
     Args:
-        table: Entries of the table.
-        when: Kinds of worlds that the world belongs to.
-        patches: Set of changes, which reverts them.
-        parts: Objects that the entries share.
+        table: entries of the table.
+        when: kinds of worlds that the world belongs to.
+        patches: set of changes, which reverts them.
+        parts: objects that the entries share.
 
     Returns:
         A sentence for each entry that was omitted because the installed torch lacks a name that it should have.

@@ -113,13 +113,13 @@ class Analyses(Displayable):
         wait for one another.
 
         Args:
-            lanes: Column whose values have a lane each: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or
+            lanes: column whose values have a lane each: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or
                 ``collective``, an op on an axis. None: ``rank`` for several ranks, else ``phase``. ``stage``: the
                 schedule of a pipeline. With hardware: ``stream`` (or None), a lane for the compute stream and each
                 stream of collectives, or ``stage``.
-            color_by: Column whose values have a color each: ``phase``, ``axis``, ``op`` or ``rank``.
-            sizes: Bytes that the spans show, ``wire`` or ``message``.
-            hardware: Machine that a step is predicted on, as `predict` takes it; None for measured times.
+            color_by: column whose values have a color each: ``phase``, ``axis``, ``op`` or ``rank``.
+            sizes: bytes that the spans show, ``wire`` or ``message``.
+            hardware: machine that a step is predicted on, as `predict` takes it; None for measured times.
 
         Raises:
             UsageError: no such lanes, color_by, sizes or hardware; no pipeline; hardware without ``costs=True``.
@@ -148,13 +148,13 @@ class Analyses(Displayable):
         """Return a `analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
 
         Args:
-            ranks_per_node: Number of consecutive ranks on each node; None for that of the hardware, else 8. If the
+            ranks_per_node: number of consecutive ranks on each node; None for that of the hardware, else 8. If the
                 hardware's NVLink domains have several nodes, boxes are domains.
-            sizes: Bytes that the map shows, ``wire`` or ``message``.
-            axis: Mesh axis whose groups are outlined; None for no outlines.
+            sizes: bytes that the map shows, ``wire`` or ``message``.
+            axis: mesh axis whose groups are outlined; None for no outlines.
             shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None for seconds if hardware
                 is given, else bytes.
-            hardware: Machine that seconds are predicted on, as `predict` takes it; None for measured seconds.
+            hardware: machine that seconds are predicted on, as `predict` takes it; None for measured seconds.
 
         Raises:
             UsageError: fewer than one rank per node, no such sizes, axis, shade or hardware, or no times for seconds.
@@ -178,8 +178,8 @@ class Analyses(Displayable):
         """Return one parameter's shards and its traffic in a step.
 
         Args:
-            name: Name of the parameter in ``trace.parameters``, or its end: ``layers.0.attention.wq.weight``.
-            sizes: Bytes that are shown, ``"wire"`` or ``"message"``.
+            name: name of the parameter in ``trace.parameters``, or its end: ``layers.0.attention.wq.weight``.
+            sizes: bytes that are shown, ``"wire"`` or ``"message"``.
 
         Raises:
             UsageError: there are no such sizes, or no parameter of that name, or several names end so.
@@ -211,21 +211,21 @@ class Analyses(Displayable):
         """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
 
         Args:
-            hardware: A GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
+            hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
                 or a `Cluster`.
-            ranks_per_node: Number of ranks that a launcher starts on each node; None for the cluster's number.
-            compiled: Whether modules run compiled; None if those do that the program compiles.
-            overlap: Whether communication may run beside compute.
-            step: Number of the step in the trace. None for the last one of the steps that train most and, of these,
+            ranks_per_node: number of ranks that a launcher starts on each node; None for the cluster's number.
+            compiled: whether modules run compiled; None if those do that the program compiles.
+            overlap: whether communication may run beside compute.
+            step: number of the step in the trace. None for the last one of the steps that train most and, of these,
                 evaluate least.
-            async_tp: Whether collectives of tensor parallelism run in pieces beside their products, as torch's async
+            async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
                 tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
-            attention: Attention kernels: ``"flash-2"``, or ``"cudnn"`` where cuDNN's are faster.
-            expandable_segments: Whether the allocator's segments can grow, which leaves it hardly any gaps, as with
+            attention: attention kernels: ``"flash-2"``, or ``"cudnn"`` where cuDNN's are faster.
+            expandable_segments: whether the allocator's segments can grow, which leaves it hardly any gaps, as with
                 ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
-            expert_imbalance: Tokens of the busiest rank of experts, as a multiple of the mean. Its messages and its
+            expert_imbalance: tokens of the busiest rank of experts, as a multiple of the mean. Its messages and its
                 computation are larger by this factor; an all_to_all that was recorded with uneven splits is not scaled.
-            cuda_graphs: Whether CUDA graphs launch all kernels, as in ``torch.cuda.graph`` or an engine's decoding, so
+            cuda_graphs: whether CUDA graphs launch all kernels, as in ``torch.cuda.graph`` or an engine's decoding, so
                 that no kernel waits for the CPU that launches it.
 
         Raises:

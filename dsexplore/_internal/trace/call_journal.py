@@ -90,8 +90,8 @@ class CallJournal:
     """Writer of a journal.
 
     Args:
-        file: Path of the journal; an older file is replaced.
-        info: Rank and process that the journal belongs to.
+        file: path of the journal; an older file is replaced.
+        info: rank and process that the journal belongs to.
     """
 
     def __init__(self, file: Path, info: JournalInfo) -> None:
@@ -114,8 +114,8 @@ class CallJournal:
         """Write a kind of calls and return its number; calls of a kind that does not fit are omitted from the journal.
 
         Args:
-            rows: Shared columns of each event that such a call has.
-            group: Row of the call's group, with the columns `schema.GROUPS`; None if it has no group.
+            rows: shared columns of each event that such a call has.
+            group: row of the call's group, with the columns `schema.GROUPS`; None if it has no group.
         """
         line = json.dumps({"rows": rows, "group": group}).encode() + b"\n"
         if self._kinds_end + len(line) > _RING_AT:
@@ -130,10 +130,10 @@ class CallJournal:
         """Write an event of a call that is about to be issued, or has been.
 
         Args:
-            kind: Number of the call's kind, from `add_kind`.
-            number: Number of a collective among those of its group; `NOT_NUMBERED` for a message.
-            start: Start in nanoseconds since the epoch; None if unknown.
-            call: The call, which is asked later whether it has ended.
+            kind: number of the call's kind, from `add_kind`.
+            number: number of a collective among those of its group; `NOT_NUMBERED` for a message.
+            start: start in nanoseconds since the epoch; None if unknown.
+            call: the call, which is asked later whether it has ended.
         """
         count, running = self._count, self._running
         _pack_call(self._map, _RING_AT + count % KEPT * _CALL_BYTES, kind, number, start or 0)
@@ -188,7 +188,7 @@ class ReadJournal:
         """Return the tables of the rank.
 
         Args:
-            end: How its recording ended, see `trace.ends`; empty if it runs.
+            end: how its recording ended, see `trace.ends`; empty if it runs.
         """
         return replace(self.calls, info=replace(self.calls.info, ends=(end or RUNNING,)))
 
@@ -245,11 +245,11 @@ def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, 
     """Return the tables of the calls in the ring.
 
     Args:
-        info: Rank and process of the journal.
-        kinds: Kinds of calls, in the order of their numbers.
-        data: Bytes of the whole file.
-        count: Number of events that were written.
-        ended: Number of the first events that are known to have ended.
+        info: rank and process of the journal.
+        kinds: kinds of calls, in the order of their numbers.
+        data: bytes of the whole file.
+        count: number of events that were written.
+        ended: number of the first events that are known to have ended.
     """
     rows, groups = [], {}
     first = max(count - KEPT, 0)
@@ -307,8 +307,8 @@ def note_ends(folder: Path, attempt: str) -> None:
     When the journals are read later, the launcher has ended all processes, and who ended first cannot be seen.
 
     Args:
-        folder: Folder of the journals.
-        attempt: Attempt of the job, see `TraceInfo.attempt`; journals of its earlier blocks are included.
+        folder: folder of the journals.
+        attempt: attempt of the job, see `TraceInfo.attempt`; journals of its earlier blocks are included.
     """
     for file in journals_in(folder):
         with suppress(OSError, TraceFileError, ValueError, struct.error):

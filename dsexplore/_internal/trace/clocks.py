@@ -78,7 +78,7 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     measured collective in common, is returned unchanged.
 
     Args:
-        tables: Tables of several ranks.
+        tables: tables of several ranks.
         shares_clock: True if all ranks share a clock although the info does not name it.
     """
     info = tables.info
@@ -141,8 +141,8 @@ def clock_offsets(
     """Return {rank: offset of its clock from the lowest rank's}; ranks that no collective relates to it are omitted.
 
     Args:
-        events: Events of all ranks.
-        groups: Groups table of the same trace.
+        events: events of all ranks.
+        groups: groups table of the same trace.
         clocks: {rank: name of its clock}, for known clocks; ranks that share a clock get one offset. None: all unknown.
     """
     clocks = clocks or {}
@@ -198,7 +198,7 @@ def _limited(
     Args:
         ends: {rank: its collectives, with start and end}.
         offsets: {rank: its offset}.
-        related: Pairs (rank with a known offset, rank whose offset was derived from it).
+        related: pairs (rank with a known offset, rank whose offset was derived from it).
     """
     limited = {rank: replace(clock, limit=0) if not clock.collectives else clock for rank, clock in offsets.items()}
     for reference, rank in related:
@@ -229,9 +229,9 @@ def _refined(
     residual is estimated by how far apart the offsets of `PARTS` parts of the record lie.
 
     Args:
-        measured: Measured collectives of all ranks.
-        offsets: Offsets derived from pairs of ranks.
-        related: Pairs (rank with a known offset, rank whose offset was derived from it).
+        measured: measured collectives of all ranks.
+        offsets: offsets derived from pairs of ranks.
+        related: pairs (rank with a known offset, rank whose offset was derived from it).
     """
     refined = dict(offsets)
     to_refine = [(reference, rank) for reference, rank in related if offsets[rank].collectives >= LEAST_REFINED]
@@ -269,8 +269,8 @@ def _related(reference: ClockOffset, differences: np.ndarray[tuple[int], np.dtyp
     """Return a rank's offset.
 
     Args:
-        reference: Offset of another rank.
-        differences: Ends of common collectives on the rank minus those on the other one, in nanoseconds.
+        reference: offset of another rank.
+        differences: ends of common collectives on the rank minus those on the other one, in nanoseconds.
     """
     offset = int(np.median(differences))
     spread = int(np.median(np.abs(differences - offset)))

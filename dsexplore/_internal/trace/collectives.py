@@ -64,8 +64,8 @@ def bus_factor(op: str, group_size: int) -> float:
     """Return the bytes that a rank must send, as a multiple of the message bytes S; 0 in a group of one rank.
 
     Args:
-        op: Name of the collective, from `OPS`; any other op has the bus factor 1.
-        group_size: Number of ranks in the process group, which for a subgroup is not the world size.
+        op: name of the collective, from `OPS`; any other op has the bus factor 1.
+        group_size: number of ranks in the process group, which for a subgroup is not the world size.
 
     Raises:
         UsageError: a group size below 1.
@@ -78,9 +78,9 @@ def wire_bytes_if_known(op: str, message_bytes: int | None, group_size: int) -> 
     """Return `wire_bytes`; None if they depend on a size that is unknown.
 
     Args:
-        op: Name of the collective.
-        message_bytes: Message bytes S; None if unknown.
-        group_size: Number of ranks in the process group; 0 if unknown.
+        op: name of the collective.
+        message_bytes: message bytes S; None if unknown.
+        group_size: number of ranks in the process group; 0 if unknown.
     """
     if message_bytes == 0 or op == "recv":
         return 0

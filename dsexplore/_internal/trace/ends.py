@@ -27,9 +27,9 @@ def raised(kind: str, text: str, line: str) -> str:
     """Return the text for a recording ended by an exception.
 
     Args:
-        kind: Name of the exception's class.
-        text: Message of the exception; only its first `_LONGEST` characters are shown.
-        line: Line that raised it, ``"train.py:5"``; empty if unknown.
+        kind: name of the exception's class.
+        text: message of the exception; only its first `_LONGEST` characters are shown.
+        line: line that raised it, ``"train.py:5"``; empty if unknown.
     """
     message = " ".join(text.split())
     if len(message) > _LONGEST:

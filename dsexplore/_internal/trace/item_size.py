@@ -13,7 +13,7 @@ def item_size(dtype: str) -> int | None:
     """Return the bytes of one element; None if this torch has no dtype of that name.
 
     Args:
-        dtype: Name of the dtype, without ``torch.``.
+        dtype: name of the dtype, without ``torch.``.
 
     Examples:
         >>> item_size("bfloat16"), item_size("ncclFuture8"), item_size("")

@@ -72,8 +72,8 @@ def earlier_blocks(paths: Sequence[Path], info: TraceInfo) -> dict[int, EarlierB
     """Return {rank: its block} for ranks of which only files of an earlier block of the job's attempt exist.
 
     Args:
-        paths: Paths of the job's files.
-        info: Info of the trace that was read from them.
+        paths: paths of the job's files.
+        info: info of the trace that was read from them.
     """
     if not info.attempt:
         return {}
@@ -107,7 +107,7 @@ def _was_last_saved_while_it_ran(files: Sequence[Path], ends: Mapping[Path, Sequ
     """Return True if the file that was written last is of a rank whose block still ran.
 
     Args:
-        files: Trace files of all ranks.
+        files: trace files of all ranks.
         ends: {readable file: how the recordings of its ranks ended}, see `trace.ends`.
     """
     latest = max(files, key=lambda file: file.stat().st_mtime_ns)

@@ -111,10 +111,10 @@ def is_beyond_chance(spread: float, width: float, within: int, count: int) -> bo
     """Return True if values lie closer together than chance would put them.
 
     Args:
-        spread: Largest distance from the median among the `within` closest values.
-        width: Distance from the median that chance would give.
-        within: Number of values within the spread.
-        count: Number of all values.
+        spread: largest distance from the median among the `within` closest values.
+        width: distance from the median that chance would give.
+        within: number of values within the spread.
+        count: number of all values.
     """
     if within < 2 or width <= spread:
         return False
@@ -256,12 +256,12 @@ def _place(
         A number below 0 if it begins before the longest record; None if unknown.
 
     Args:
-        calls: A number for op and size of each collective, shape (collectives,).
-        ends: Ends in nanoseconds, shape (collectives,); NaN if not measured, or if the op need not end together.
-        longest: The same as ``calls`` for the longest record.
-        longest_ends: The same as ``ends`` for the longest record.
-        starts: Starts in nanoseconds, shape (collectives,); None if unknown, so that every position is possible.
-        longest_starts: The same as ``starts`` for the longest record.
+        calls: a number for op and size of each collective, shape (collectives,).
+        ends: ends in nanoseconds, shape (collectives,); NaN if not measured, or if the op need not end together.
+        longest: the same as ``calls`` for the longest record.
+        longest_ends: the same as ``ends`` for the longest record.
+        starts: starts in nanoseconds, shape (collectives,); None if unknown, so that every position is possible.
+        longest_starts: the same as ``starts`` for the longest record.
     """
 
     def is_possible(place: int) -> bool:

@@ -43,11 +43,11 @@ def merge_as_they_come(
     Ctrl-C merges the parts read so far, if any; a warning and the trace's notes say so.
 
     Args:
-        parts: Tables of one rank or more each.
-        what: Activity that the progress bar and the warning show, such as ``reading trace/``.
-        total: Number of parts; None if unknown.
+        parts: tables of one rank or more each.
+        what: activity that the progress bar and the warning show, such as ``reading trace/``.
+        total: number of parts; None if unknown.
         is_whole: True if the parts are all that the recording left, see `merge_tables`.
-        same_attempt: Whether to omit files of earlier attempts of the job.
+        same_attempt: whether to omit files of earlier attempts of the job.
     """
     tables: list[Tables] = []
     cut = ""
@@ -72,7 +72,7 @@ def of_newest_attempt(parts: Sequence[Tables]) -> list[Tables]:
     """Return the tables saved by the newest attempt of a job; the first one's notes name the ranks left out.
 
     Args:
-        parts: Tables of files that several attempts may have saved.
+        parts: tables of files that several attempts may have saved.
     """
     with_attempt = [part for part in parts if part.info.attempt]
     newest = max(with_attempt, key=lambda part: max(part.info.began, default=0), default=None)
@@ -118,11 +118,11 @@ def merge_tables(
     """Merge the tables of several ranks into one.
 
     Args:
-        parts: Tables of one rank or more each.
-        cut: Note on why parts are missing; empty if none are.
+        parts: tables of one rank or more each.
+        cut: note on why parts are missing; empty if none are.
         is_whole: True if the parts are all that the recording left. Then missing ranks are noted for a single part too.
         shares_clock: True if all ranks read one clock although their traces do not name it; see `TraceInfo.clocks`.
-        ranks: Ranks that were to record something; None for all ranks of the world.
+        ranks: ranks that were to record something; None for all ranks of the world.
 
     Raises:
         UsageError: there are no parts, a rank is in two of them, or they are of different worlds.
@@ -180,9 +180,9 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
     """Return the merged trace's `TraceInfo`.
 
     Args:
-        parts: Ranks and tables of each part.
-        cut: Note on why parts are missing; empty if none are.
-        asked: Ranks that were to record; the notes list those without a trace. None for all ranks of the world.
+        parts: ranks and tables of each part.
+        cut: note on why parts are missing; empty if none are.
+        asked: ranks that were to record; the notes list those without a trace. None for all ranks of the world.
 
     Raises:
         UsageError: a rank is in two of the parts, or the parts are of different worlds.

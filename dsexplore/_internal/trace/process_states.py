@@ -35,7 +35,7 @@ def end_of_process(pid: int, started: int) -> str:
 
     Args:
         pid: ID of the process, which ran on this host.
-        started: Start of the process in ticks since boot, as `start_ticks` returned it while the process ran.
+        started: start of the process in ticks since boot, as `start_ticks` returned it while the process ran.
     """
     fields = _fields(pid)
     if len(fields) <= _START or int(fields[_START]) != started:

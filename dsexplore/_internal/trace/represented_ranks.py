@@ -83,7 +83,7 @@ def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, .
     """Return the ranks that each rank of several traces represents, in the order of ranks; empty if only itself.
 
     Args:
-        parts: Ranks and `TraceInfo.stands_for` of each trace.
+        parts: ranks and `TraceInfo.stands_for` of each trace.
     """
     if not any(texts for _, texts in parts):
         return ()

@@ -109,10 +109,10 @@ def check_value(tables: Tables, name: str, value: Any, method: str = "where") ->
     """Raise if a trace does not know a phase, op, axis, group, owner or trigger.
 
     Args:
-        tables: Tables of the trace.
-        name: Column of the events; columns that do not hold names are not checked.
-        value: Value that the column is compared with.
-        method: Name of the method that was called, for the message.
+        tables: tables of the trace.
+        name: column of the events; columns that do not hold names are not checked.
+        value: value that the column is compared with.
+        method: name of the method that was called, for the message.
 
     Raises:
         UsageError: no such value; the message lists the known names and suggests the most similar one.

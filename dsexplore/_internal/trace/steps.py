@@ -60,8 +60,8 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
     and of more steps all are.
 
     Args:
-        tables: Tables of the trace.
-        events: Events of `tables` with additional columns; None for `Tables.events`. Only events in steps are used.
+        tables: tables of the trace.
+        events: events of `tables` with additional columns; None for `Tables.events`. Only events in steps are used.
     """
     events = in_steps(tables.events if events is None else events)
     ended = tables.info.whole_steps

@@ -200,9 +200,9 @@ def write_json(mode: Any, path: str | os.PathLike[str], noise_level: int) -> Non
     An interrupted write leaves an existing file unchanged.
 
     Args:
-        mode: Mode with the counts, from `torchs_mode`.
-        path: Path of the file.
-        noise_level: Level of detail, as torch's ``generate_json_dump`` takes it.
+        mode: mode with the counts, from `torchs_mode`.
+        path: path of the file.
+        noise_level: level of detail, as torch's ``generate_json_dump`` takes it.
     """
 
     def add_own_phases(node: dict[str, Any]) -> None:

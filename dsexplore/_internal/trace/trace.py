@@ -37,8 +37,8 @@ class Trace(Analyses):
     """Collectives, parameters, modules and groups of a recorded program.
 
     Args:
-        tables: Content of the trace, or a function that returns the content so far while a recording runs.
-        steps: Marks of the steps of a running recording; None if no recording runs.
+        tables: content of the trace, or a function that returns the content so far while a recording runs.
+        steps: marks of the steps of a running recording; None if no recording runs.
 
     Examples:
         >>> with dsexplore.commtrace(mesh="dp=4") as trace:
@@ -244,8 +244,8 @@ def step_marks(trace: Trace, call: str = "step_marks(trace)") -> StepMarks:
     """Return the step marks of a trace's recording; ``of_optimizers`` counts until `Trace.step` is called.
 
     Args:
-        trace: Trace of a running recording.
-        call: Text of the user's call, for the error.
+        trace: trace of a running recording.
+        call: text of the user's call, for the error.
 
     Raises:
         UsageError: the recording has ended.
@@ -269,7 +269,7 @@ def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Tra
     trace's notes say so.
 
     Args:
-        path: File or directory that was saved, profiler traces, or dumps of the flight recorder; or several files.
+        path: file or directory that was saved, profiler traces, or dumps of the flight recorder; or several files.
 
     Raises:
         FileNotFoundError: the path does not exist.
@@ -316,7 +316,7 @@ class TraceDiff(Displayable):
         Rows are in the order of the joined module tree, `modules`.
 
         Args:
-            unchanged: Whether to include rows that are the same in both traces.
+            unchanged: whether to include rows that are the same in both traces.
 
         Examples:
             >>> diff.to_frame().select("op", "change").rows()
@@ -358,9 +358,9 @@ class TraceDiff(Displayable):
         """Return a `analysis.step_timeline.Timeline` of both last steps on one scale, A's lanes above B's.
 
         Args:
-            lanes: Column whose values have a lane each, of one rank of each trace, see `Trace.timeline`; None for
+            lanes: column whose values have a lane each, of one rank of each trace, see `Trace.timeline`; None for
                 ``phase``.
-            color_by: Column whose values have a color each, see `Trace.timeline`.
+            color_by: column whose values have a color each, see `Trace.timeline`.
 
         Raises:
             UsageError: no such lanes or color_by.

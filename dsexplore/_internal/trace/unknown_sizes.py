@@ -28,8 +28,8 @@ def without_placeholders(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataF
     """Return the events of a file before format 8 with null in place of 0 for unknown bytes.
 
     Args:
-        events: Events table of the file.
-        groups: Groups table of the file, in which a group of unknown size has no ranks and the size 1.
+        events: events table of the file.
+        groups: groups table of the file, in which a group of unknown size has no ranks and the size 1.
     """
     unknown = groups.filter((pl.col("ranks").list.len() == 0) & (pl.col("size") == 1))["group"]
     is_in_unknown_group = (
@@ -53,8 +53,8 @@ def format_sum(nbytes: float, unknown: float) -> str:
     """Return a sum of sizes as text: ``3 MiB``, ``≥ 3 MiB`` if some are unknown, or ``size unknown``.
 
     Args:
-        nbytes: Sum of the known sizes, in bytes.
-        unknown: Number of unknown sizes.
+        nbytes: sum of the known sizes, in bytes.
+        unknown: number of unknown sizes.
     """
     if unknown and not nbytes:
         return format_bytes(None)
@@ -65,8 +65,8 @@ def what_is_unknown(events: pl.DataFrame, count: int) -> str:
     """Return a clause on unknown wire bytes: ``the size of 3 of its 12 collectives is unknown``; empty without any.
 
     Args:
-        events: Events without wire bytes.
-        count: Number of all events, also those with wire bytes.
+        events: events without wire bytes.
+        count: number of all events, also those with wire bytes.
     """
     sizes = events["message_bytes"].null_count()
     ranks = events.filter(HAS_UNKNOWN_RANKS).height

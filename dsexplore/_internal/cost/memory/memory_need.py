@@ -166,10 +166,10 @@ def outside_bytes(tables: Tables, rank: int, cluster: Cluster, domain: int) -> i
     """Return the bytes of a rank's GPU that torch's allocator does not hold; 0 for processes on a CPU.
 
     Args:
-        tables: Trace whose events say which communicators the rank has.
-        rank: Traced rank.
-        cluster: Cluster with the GPU.
-        domain: Number of consecutive ranks that share the fast links.
+        tables: trace whose events say which communicators the rank has.
+        rank: traced rank.
+        cluster: cluster with the GPU.
+        domain: number of consecutive ranks that share the fast links.
     """
     if cluster.topology == "host":
         return 0

@@ -39,12 +39,12 @@ class Savings:
     """Finds the savings of a step.
 
     Args:
-        tables: Trace of the step.
-        program: Program of one rank, with the times of its kernels and collectives.
-        played: Simulated step of that rank.
-        peak: Largest peak of all traced ranks.
-        cluster: Cluster with the GPU and its links.
-        domain: Number of consecutive ranks that share the fast links.
+        tables: trace of the step.
+        program: program of one rank, with the times of its kernels and collectives.
+        played: simulated step of that rank.
+        peak: largest peak of all traced ranks.
+        cluster: cluster with the GPU and its links.
+        domain: number of consecutive ranks that share the fast links.
     """
 
     def __init__(

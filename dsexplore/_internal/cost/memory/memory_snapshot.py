@@ -74,8 +74,8 @@ def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None
     """Read the peak of a file that ``torch.cuda.memory._dump_snapshot`` wrote.
 
     Args:
-        path: Path of the pickle.
-        device: Index of the GPU; None for the one with the largest segments.
+        path: path of the pickle.
+        device: index of the GPU; None for the one with the largest segments.
 
     Raises:
         UsageError: it cannot be read, is not a snapshot, names a class or a function, or has no such GPU.
@@ -128,8 +128,8 @@ class _AllocatorHistory:
     """Replays the events of a snapshot, from the blocks that were in use before them.
 
     Args:
-        segments: Segments of one GPU after the last event.
-        events: Events of the same GPU, in order.
+        segments: segments of one GPU after the last event.
+        events: events of the same GPU, in order.
     """
 
     def __init__(self, segments: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]) -> None:
@@ -209,8 +209,8 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
     """Return predicted and allocated bytes by use, the largest first.
 
     Args:
-        prediction: Prediction of the program.
-        snapshot: Snapshot of one of the program's GPUs, or the path of its file.
+        prediction: prediction of the program.
+        snapshot: snapshot of one of the program's GPUs, or the path of its file.
 
     Returns:
         One row per use, as in `MemoryNeed.causes`; columns ``what``, and ``predicted`` and ``allocated`` bytes, each at
@@ -288,7 +288,7 @@ class _Layers:
     """Finds the module of a trace that a stack ran in, by the classes of its ``forward``s; repeated layers are one.
 
     Args:
-        types: Name of the class of each module, by the module's path.
+        types: name of the class of each module, by the module's path.
     """
 
     def __init__(self, types: Mapping[str, str]) -> None:

@@ -62,11 +62,11 @@ def peak_memory(memory: pl.DataFrame, kernels: pl.DataFrame, step: int, has_stre
     A first step creates the optimizer's state at its end; later steps hold it from the start, so it is added.
 
     Args:
-        memory: Table of bytes by segment, with columns `schema.MEMORY`.
-        kernels: Table of kernels, with columns `schema.KERNELS`; the bytes that they write divide activations among
+        memory: table of bytes by segment, with columns `schema.MEMORY`.
+        kernels: table of kernels, with columns `schema.KERNELS`; the bytes that they write divide activations among
             modules.
-        step: Number of the step.
-        has_streams: Whether FSDP2 gathers and reduces on streams of its own.
+        step: number of the step.
+        has_streams: whether FSDP2 gathers and reduces on streams of its own.
     """
     curves = {int(rank): _curve(memory.filter(rank=rank), step) for rank in memory["rank"].unique().sort()}
     sizes = {rank: _allocated(curve, has_streams) for rank, curve in curves.items()}

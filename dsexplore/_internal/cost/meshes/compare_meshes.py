@@ -59,12 +59,12 @@ def trace_rank(
     """Return the tables of one step of one rank.
 
     Args:
-        build: Program, as for `compare_meshes`.
-        sizes: Size of each axis of the mesh, outermost first.
-        rank: Global rank that is traced.
-        skip_repeats: Whether to run only a few of the equal microbatches and layers (`worlds.repeats`); the tables have
+        build: program, as for `compare_meshes`.
+        sizes: size of each axis of the mesh, outermost first.
+        rank: global rank that is traced.
+        skip_repeats: whether to run only a few of the equal microbatches and layers (`worlds.repeats`); the tables have
             all of them. If the program does not repeat, all are run, and a note of the trace says why.
-        choice: Keyword arguments of ``build`` besides the mesh.
+        choice: keyword arguments of ``build`` besides the mesh.
     """
     if choice:
         build = partial(build, **choice)
@@ -108,21 +108,21 @@ def compare_meshes(
     """Trace a program on every mesh of so many ranks, and compare the predicted steps.
 
     Args:
-        build: Function that is called as ``build(mesh)`` in a simulated world on fake tensors; the mesh has all
+        build: function that is called as ``build(mesh)`` in a simulated world on fake tensors; the mesh has all
             ``axes``, some of size 1. It returns a function without arguments that trains one step, which is called
             once. If ``build`` cannot use a mesh it may raise `UsageError`, or any error: the mesh is dropped with that
             reason.
-        world_size: Number of ranks.
+        world_size: number of ranks.
         hardware: GPU (``"h100"`` means ``"dgx-h100"``), cluster, path of a cluster's file, or a `Cluster`.
-        axes: Names of the mesh's axes, outermost first; the ranks of the last one are neighbors. ``tp`` never leaves a
+        axes: names of the mesh's axes, outermost first; the ranks of the last one are neighbors. ``tp`` never leaves a
             node. Any names can be given: ``("pp", "dp", "fsdp", "ep", "cp", "tp")``.
-        choices: Values of further keyword arguments of ``build``: ``{"recompute": [False, True], "microbatch": [1,
+        choices: values of further keyword arguments of ``build``: ``{"recompute": [False, True], "microbatch": [1,
             2]}`` traces each mesh with each of the four combinations. All should train the same number of samples in
             a step, since steps are compared.
-        keep: Function that is called with the sizes of each mesh; False or a reason drops it before it is traced.
-        cache: Folder that keeps traces, by the content of ``build``; None keeps them until this process ends.
-        processes: Number of traces that are made at a time; None for the number of processors.
-        skip_repeats: Whether to run only four of many consecutive layers with the same parts, shapes and settings, and
+        keep: function that is called with the sizes of each mesh; False or a reason drops it before it is traced.
+        cache: folder that keeps traces, by the content of ``build``; None keeps them until this process ends.
+        processes: number of traces that are made at a time; None for the number of processors.
+        skip_repeats: whether to run only four of many consecutive layers with the same parts, shapes and settings, and
             a few of many microbatches; the others repeat these if two of them do the same. A layer that does something
             else by its number alone, which nothing in it shows, would be missed. False runs all.
 
@@ -262,10 +262,10 @@ def _trace_all(
     """Trace the meshes that have no files yet, in processes; Ctrl-C keeps the files of traced ranks.
 
     Args:
-        build: Program, as for `compare_meshes`.
-        meshes: Meshes that are compared, traced or not.
-        processes: Number of processes that trace.
-        on_traced: Function that is called with each mesh once it is traced, while others are.
+        build: program, as for `compare_meshes`.
+        meshes: meshes that are compared, traced or not.
+        processes: number of processes that trace.
+        on_traced: function that is called with each mesh once it is traced, while others are.
 
     Returns:
         Notes for the reader: one if it was interrupted.

@@ -40,10 +40,10 @@ def _cut_otherwise(comparison: Comparison, rank: int, weight: str, columns: tupl
     """Return the match for a layer whose rows on a rank do not match columns of a weight there; None without one.
 
     Args:
-        comparison: The compared runs.
-        rank: Rank whose shards are looked at.
-        weight: Name of the weight.
-        columns: Indices of its columns that the rank holds, and the number of all columns.
+        comparison: the compared runs.
+        rank: rank whose shards are looked at.
+        weight: name of the weight.
+        columns: indices of its columns that the rank holds, and the number of all columns.
     """
     for name in _weights_of(comparison, weight.removesuffix(".weight").rpartition(".")[0]):
         rows = _held(comparison, name, rank, 0)

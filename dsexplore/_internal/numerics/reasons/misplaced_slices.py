@@ -44,10 +44,10 @@ def _among_same_slices(part: Tensor, whole: Tensor, dim: int, places: Tensor) ->
     A slice at its right place keeps that index. The others get the first unused index of an equal slice.
 
     Args:
-        part: Tensor whose slices along `dim` are searched.
-        whole: Tensor in which they are searched.
-        dim: Dim of the slices.
-        places: Indices where the part belongs.
+        part: tensor whose slices along `dim` are searched.
+        whole: tensor in which they are searched.
+        dim: dim of the slices.
+        places: indices where the part belongs.
 
     Returns:
         None if a slice is missing or too frequent. None, too, if fewer than two different slices have moved, or one of

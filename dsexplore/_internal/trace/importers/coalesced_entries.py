@@ -35,7 +35,7 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
     """Return the entries; members of a coalesced call have its state, and its end entry is removed.
 
     Args:
-        entries: Entries of one dump, in the order of issue.
+        entries: entries of one dump, in the order of issue.
         ended_messages: {group: number of its last message that ended}, for groups whose messages the dump counts.
     """
     if not any(entry.is_p2p or _is_end(entry) for entry in entries) and not is_of_active(entries):

@@ -52,8 +52,8 @@ def read_debug_server(address: str, get: Get | None = None) -> DebugServer:
     """Fetch the flight recorders and stacks of all ranks from torch's debug server.
 
     Args:
-        address: Address of its pages, ``http://HOST:25999``.
-        get: Function that returns the text of a page; None to read it from the network.
+        address: address of its pages, ``http://HOST:25999``.
+        get: function that returns the text of a page; None to read it from the network.
 
     Raises:
         TraceFileError: no page can be read, or no rank records its collectives.

@@ -31,7 +31,7 @@ class EventRanges:
     """Events by thread, to find those around or inside another one.
 
     Args:
-        events: Events of a trace; those of one thread may be nested and may overlap.
+        events: events of a trace; those of one thread may be nested and may overlap.
     """
 
     def __init__(self, events: Iterable[Event]) -> None:

@@ -36,7 +36,7 @@ def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tab
     """Read profiler and execution traces of several ranks as one trace; also return an error for each omitted file.
 
     Args:
-        files: Files of one job.
+        files: files of one job.
         is_whole: True if more files of the job were given, so that missing ranks are noted even if only one can be
             read.
 

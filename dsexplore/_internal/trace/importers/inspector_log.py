@@ -208,10 +208,10 @@ def _tables(
     """Build the tables of one rank.
 
     Args:
-        rank: The rank.
-        calls: Collectives of the rank.
+        rank: the rank.
+        calls: collectives of the rank.
         members: {communicator: {place in it: rank}} of all ranks.
-        world_size: Number of ranks of the job.
+        world_size: number of ranks of the job.
     """
     rows = [
         {**_row(call, _ranks_of(call, members, world_size)), "rank": rank, "seq": seq} for seq, call in enumerate(calls)

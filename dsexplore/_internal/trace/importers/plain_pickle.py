@@ -65,8 +65,8 @@ def load_plain(data: bytes, most: int = _MOST_VALUES) -> Any:
     """Unpickle plain data.
 
     Args:
-        data: Bytes of the pickle.
-        most: Largest number of values, each counted as often as it is reached.
+        data: bytes of the pickle.
+        most: largest number of values, each counted as often as it is reached.
 
     Raises:
         pickle.UnpicklingError: the pickle names a class or a function, refers to an object outside it, reserves more
@@ -127,7 +127,7 @@ def _run_below(limit: int) -> re.Pattern[bytes]:
     """Return the pattern of a run of opcodes that can do no harm in a pickle of at least `limit` bytes.
 
     Args:
-        limit: Power of two, up to ``2**32``, so that pickles of similar sizes share a pattern.
+        limit: power of two, up to ``2**32``, so that pickles of similar sizes share a pattern.
     """
     alternatives = [
         # no argument, or one of fixed width

@@ -48,7 +48,7 @@ class ComputeTime:
     30 µs overlaps with 5 µs of computation, and is exposed for the other 10, in which its GPU computed nothing.
 
     Args:
-        kernels: Compute kernels with ``pid`` (the GPU's number, as text), ``ts`` and ``dur`` in microseconds; rows with
+        kernels: compute kernels with ``pid`` (the GPU's number, as text), ``ts`` and ``dur`` in microseconds; rows with
             a null are omitted.
     """
 
@@ -76,7 +76,7 @@ def _covered(spans: Times) -> tuple[Times, Times]:
     """Return moments, and the total compute time before each; it is linear between moments and constant outside.
 
     Args:
-        spans: Begin and duration of each kernel, shape (kernels, 2).
+        spans: begin and duration of each kernel, shape (kernels, 2).
     """
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     begin, end = spans[:, 0], np.maximum.accumulate(spans.sum(axis=1))
@@ -144,10 +144,10 @@ def _kernel_call(event: Event, exposed: int | None, launch: Launch, base: int) -
     """Return the collective of a kernel.
 
     Args:
-        event: The kernel.
-        exposed: Nanoseconds in which its GPU computed nothing; None if unknown.
-        launch: Launch of the kernel.
-        base: Origin of the file's times, in nanoseconds since the epoch.
+        event: the kernel.
+        exposed: nanoseconds in which its GPU computed nothing; None if unknown.
+        launch: launch of the kernel.
+        base: origin of the file's times, in nanoseconds since the epoch.
     """
     arguments = arguments_of(event)
     if "Collective name" not in arguments:
@@ -200,8 +200,8 @@ def _first_tensors(ops: Iterable[Event], works: Iterable[Event] = ()) -> tuple[t
     also the dtypes of lists.
 
     Args:
-        ops: Events that describe one collective.
-        works: Gloo works that run it; only a dtype is read from them.
+        ops: events that describe one collective.
+        works: gloo works that run it; only a dtype is read from them.
     """
     described = [(tensors, event["name"]) for event in ops if (tensors := _tensors(event))]
     if not described:

@@ -62,9 +62,9 @@ class ProfilerGroups:
     """The groups of one rank.
 
     Args:
-        trace: File of the rank.
-        rank: The rank.
-        world_size: Number of ranks of the job.
+        trace: file of the rank.
+        rank: the rank.
+        world_size: number of ranks of the job.
     """
 
     def __init__(self, trace: ProfilerFile, rank: int, world_size: int) -> None:
@@ -113,7 +113,7 @@ class ProfilerGroups:
         """Yield the rows of `schema.GROUPS`.
 
         Args:
-            calls: Collectives of the rank, which tell how times were measured.
+            calls: collectives of the rank, which tell how times were measured.
         """
         timing = "cuda" if any(call.is_kernel for call in calls) else "work"
         for name, group in self._groups.items():

@@ -31,8 +31,8 @@ def message_of(call: ProfilerCall, group_size: int) -> ProfiledMessage:
     """Return the message of a collective, from its arguments or else from the tensors of an op.
 
     Args:
-        call: The collective.
-        group_size: Number of ranks of its group; 0 if unknown.
+        call: the collective.
+        group_size: number of ranks of its group; 0 if unknown.
     """
     if call.op == "barrier":
         return ProfiledMessage(0, "", None)
@@ -78,9 +78,9 @@ def whole_of(op: str, count: int | None, group_size: int) -> int | None:
     """Return the size of the whole message, from the count in NCCL's profiling interface.
 
     Args:
-        op: Plain name of the collective.
-        count: Count as NCCL's API takes it, in elements or bytes; None if unknown.
-        group_size: Number of ranks of the group; 0 if unknown.
+        op: plain name of the collective.
+        count: count as NCCL's API takes it, in elements or bytes; None if unknown.
+        group_size: number of ranks of the group; 0 if unknown.
     """
     if count is None or op not in _COUNTED_PER_RANK:
         return count

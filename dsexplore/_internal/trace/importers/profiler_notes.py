@@ -24,9 +24,9 @@ def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -
     """Yield notes on the kernels, times and damaged events of one file.
 
     Args:
-        calls: Collectives that were read from the file.
-        trace: The file.
-        damaged: Number of its events that were omitted.
+        calls: collectives that were read from the file.
+        trace: the file.
+        damaged: number of its events that were omitted.
     """
     yield from _kernel_notes(calls)
     name = trace.file.name
@@ -81,8 +81,8 @@ def notes_on_steps(calls: Iterable[ProfilerCall], name: str) -> Iterable[str]:
     """Yield a note on collectives that no step counts, for a file with steps.
 
     Args:
-        calls: Collectives of the file.
-        name: Name of the file.
+        calls: collectives of the file.
+        name: name of the file.
     """
     before = sum(call.issued is None for call in calls)
     if before:
@@ -94,8 +94,8 @@ def notes_on_sizes(events: pl.DataFrame, name: str) -> Iterable[str]:
     """Yield notes on collectives whose size or dtype is unknown.
 
     Args:
-        events: Events table of the file.
-        name: Name of the file.
+        events: events table of the file.
+        name: name of the file.
     """
     for is_unknown, what in ((IS_UNSIZED, "size"), (HAS_UNKNOWN_DTYPE, "dtype")):
         count = events.filter(is_unknown).height

@@ -59,8 +59,8 @@ class Places:
     """The ranges of one trace on the threads that issued collectives, and its steps.
 
     Args:
-        events: Events of the trace.
-        threads: Threads that issued its collectives.
+        events: events of the trace.
+        threads: threads that issued its collectives.
     """
 
     def __init__(self, events: Sequence[Event], threads: Collection[object]) -> None:
@@ -78,7 +78,7 @@ class Places:
         """Return the `Place` of each moment.
 
         Args:
-            moments: Pairs of a thread, None if unknown, and a time in the file's microseconds, None for a time before
+            moments: pairs of a thread, None if unknown, and a time in the file's microseconds, None for a time before
                 the recording.
         """
         around = self._ranges.around([(thread, 0.0 if at is None else at) for thread, at in moments])
@@ -130,7 +130,7 @@ def _place(names: Sequence[str], has_modules: bool) -> Place:
     """Return the place inside the ranges of these names, outermost first; its step is 0.
 
     Args:
-        names: Names of the ranges.
+        names: names of the ranges.
         has_modules: True if the file has ranges of modules.
     """
     modules = tuple(name.removeprefix(_MODULE) for name in names if name.startswith(_MODULE))
@@ -157,9 +157,9 @@ def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables
     """Build one rank's tables of collectives, modules and groups.
 
     Args:
-        trace: File of that rank.
-        rank: The rank.
-        world_size: Number of ranks of the job.
+        trace: file of that rank.
+        rank: the rank.
+        world_size: number of ranks of the job.
     """
     calls = [call for call in calls_of(trace) if communicates(call)]
     threads = {call.thread for call in calls if call.thread is not None}

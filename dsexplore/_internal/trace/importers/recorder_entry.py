@@ -119,10 +119,10 @@ def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: Mappi
     """Parse one entry of a dump.
 
     Args:
-        index: Position of the entry in the dump, for errors, and as its record number if it has none.
-        entry: Entry as in the file.
-        source: Source line from its stack.
-        repeated: Fields that `_repeated_fields` parsed.
+        index: position of the entry in the dump, for errors, and as its record number if it has none.
+        entry: entry as in the file.
+        source: source line from its stack.
+        repeated: fields that `_repeated_fields` parsed.
 
     Raises:
         MissingField: a required field is missing.

@@ -21,8 +21,8 @@ def tables_of(dump: RecorderDump, world_size: int) -> Tables:
     """Build one rank's tables of events and groups.
 
     Args:
-        dump: Dump of that rank.
-        world_size: Number of ranks of the job.
+        dump: dump of that rank.
+        world_size: number of ranks of the job.
     """
     members = {name: ranks for name, (_, ranks) in dump.groups.items()}
     rows = [_row(dump.rank, seq, entry, members.get(entry.group, ())) for seq, entry in enumerate(dump.entries)]
@@ -68,10 +68,10 @@ def _row(rank: int, seq: int, entry: RecorderEntry, members: Sequence[int]) -> d
     """Return the row of `schema.EVENTS` for an entry.
 
     Args:
-        rank: Rank of the dump.
-        seq: Position of the entry in the rank's program order.
-        entry: The entry.
-        members: Ranks of the entry's group; empty if unknown.
+        rank: rank of the dump.
+        seq: position of the entry in the rank's program order.
+        entry: the entry.
+        members: ranks of the entry's group; empty if unknown.
     """
     size = len(members) or 1  # if the members are unknown, only this rank is known to be one
     is_part = not members and _is_part(entry)

@@ -30,9 +30,9 @@ def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequen
     """Return a line per op by message size.
 
     Args:
-        sweep: The sweep.
-        kind: One of `KINDS`.
-        ops: Names of the ops to draw.
+        sweep: the sweep.
+        kind: one of `KINDS`.
+        ops: names of the ops to draw.
         places: False to draw the calls out of place, True those in place, with dashed lines; or both.
     """
     import plotly.graph_objects as go

@@ -51,7 +51,7 @@ class CommSweepView(ResultView[CommSweep]):
 
         Args:
             kind: ``"busbw"``, ``"algbw"`` (GB/s) or ``"time"`` (µs).
-            ops: Names of the ops to draw; None for all.
+            ops: names of the ops to draw; None for all.
 
         Raises:
             UsageError: The kind is unknown, or an op was not measured.
@@ -117,7 +117,7 @@ class CalibrationView(ResultView[Calibration]):
         """Return measured times of one op over those that the base cluster predicted.
 
         Args:
-            op: Name of the op; None for the first one.
+            op: name of the op; None for the first one.
 
         Raises:
             UsageError: The op was not measured.

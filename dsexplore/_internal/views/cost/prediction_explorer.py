@@ -30,10 +30,10 @@ class PredictionExplorer(LiveBox):
     """Controls above a figure and the tables of a prediction; `prediction` is the one that is shown.
 
     Args:
-        prediction: Prediction to start with.
-        kinds: Kinds of figures to choose from.
-        twin: Static view of the prediction.
-        below: Returns the HTML of a prediction's tables.
+        prediction: prediction to start with.
+        kinds: kinds of figures to choose from.
+        twin: static view of the prediction.
+        below: returns the HTML of a prediction's tables.
     """
 
     def __init__(

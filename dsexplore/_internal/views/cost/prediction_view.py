@@ -59,9 +59,9 @@ class PredictionView(ResultView[Prediction]):
         """Return bars, the streams over time, tables by module and by axis, and memory over the step, as HTML.
 
         Args:
-            most: Maximal number of modules in the table.
-            with_pictures: Whether to draw the streams and the memory.
-            measured: Trace of the same program on real ranks; None for no comparison.
+            most: maximal number of modules in the table.
+            with_pictures: whether to draw the streams and the memory.
+            measured: trace of the same program on real ranks; None for no comparison.
         """
         prediction = self.result
         compared = ""
@@ -101,7 +101,7 @@ class PredictionView(ResultView[Prediction]):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            measured: Trace of the same program on real ranks. Adds a table of the modules in which prediction and
+            measured: trace of the same program on real ranks. Adds a table of the modules in which prediction and
                 measurement differ most.
         """
         body = self.body(self.MOST_ROWS_OF_PAGE, measured=measured)

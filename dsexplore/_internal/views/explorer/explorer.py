@@ -187,9 +187,9 @@ class Explorer(LiveView):
         """Show only the events that match; replaces earlier filters and selections.
 
         Args:
-            module: Shell pattern of module names, as in `Trace.where`.
-            implicit: Whether to show only redistributes that the program did not ask for.
-            facets: Phase, op, axis, group, step or rank, each one value or a list of values.
+            module: shell pattern of module names, as in `Trace.where`.
+            implicit: whether to show only redistributes that the program did not ask for.
+            facets: phase, op, axis, group, step or rank, each one value or a list of values.
 
         Raises:
             UsageError: No such facet, or a phase, op, axis, group or module that does not occur in the trace.
@@ -202,8 +202,8 @@ class Explorer(LiveView):
         """Show only the events that overlap a range of the timeline.
 
         Args:
-            begin: Begin in the unit of the timeline: seconds, rounds or positions in program order.
-            end: End in the same unit, later than ``begin``.
+            begin: begin in the unit of the timeline: seconds, rounds or positions in program order.
+            end: end in the same unit, later than ``begin``.
 
         Raises:
             UsageError: The range is empty.
@@ -239,7 +239,7 @@ class Explorer(LiveView):
         If nothing has this name, the first name that contains the text is selected.
 
         Args:
-            text: Text as in the explorer's search box; empty for all modules.
+            text: text as in the explorer's search box; empty for all modules.
         """
         self._selecting.named(text)
 

@@ -69,8 +69,8 @@ class FilteredEvents:
         """Return the mask of events that a part shows, which its own pick does not filter.
 
         Args:
-            part: Key of `Filters.picks`.
-            rows: Rows of modules; empty for all.
+            part: key of `Filters.picks`.
+            rows: rows of modules; empty for all.
         """
         if part not in self.filters.picks:
             return self.inside(rows)
@@ -123,8 +123,8 @@ def check_filters(tables: Tables, module: str, facets: Mapping[str, Any]) -> Non
     """Raise if an argument of a filter does not occur in the trace.
 
     Args:
-        tables: Names of the trace, see `known_names`.
-        module: Shell pattern of module names.
+        tables: names of the trace, see `known_names`.
+        module: shell pattern of module names.
         facets: {facet: a value or a list of values}.
 
     Raises:

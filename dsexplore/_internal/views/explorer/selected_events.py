@@ -22,10 +22,10 @@ class SelectedEvents:
     """The events of a selection.
 
     Args:
-        codes: Events of the trace.
-        tree: Rows of the module tree.
-        selection: Selected row, mark and filters.
-        filtered: Events that pass the selection's filters, if they were computed before; else None.
+        codes: events of the trace.
+        tree: rows of the module tree.
+        selection: selected row, mark and filters.
+        filtered: events that pass the selection's filters, if they were computed before; else None.
     """
 
     def __init__(

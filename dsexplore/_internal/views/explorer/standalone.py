@@ -56,10 +56,10 @@ def standalone_page(headline: Headline, static: str, sizes: str = WIRE, predicti
     """Return one HTML document with the explorer, and below it the static view.
 
     Args:
-        headline: Headline of the trace.
-        static: Static view of the trace as HTML.
-        sizes: Bytes to show, ``"wire"`` or ``"message"``.
-        prediction: Prediction whose seconds the tree shows too; None for none.
+        headline: headline of the trace.
+        static: static view of the trace as HTML.
+        sizes: bytes to show, ``"wire"`` or ``"message"``.
+        prediction: prediction whose seconds the tree shows too; None for none.
 
     Raises:
         UsageError: There are more events than a browser can filter, or no such sizes.

@@ -26,10 +26,10 @@ class TimelinePanel:
     """The timeline of a trace in one window.
 
     Args:
-        tables: Tables of the trace.
-        sizes: Bytes to show, ``"wire"`` or ``"message"``.
+        tables: tables of the trace.
+        sizes: bytes to show, ``"wire"`` or ``"message"``.
         kind: (events,) Kind of each event, see `EventCodes.kind`; None for no kinds.
-        skew: Skew of the trace; None to draw neither waiting nor late ranks.
+        skew: skew of the trace; None to draw neither waiting nor late ranks.
     """
 
     def __init__(

@@ -59,10 +59,10 @@ def stacked_bars(names: list[str], series: Iterable[tuple[str, list[float], str]
     """Return a plotly figure of horizontal bars of durations, from top to bottom, in the unit of the longest part.
 
     Args:
-        names: Labels of the bars.
+        names: labels of the bars.
         series: (name, seconds in each bar, color) of each part of the bars, from left to right.
-        title: Text after the unit in the title of the axis: ``"of a cold load"`` gives ``"ms of a cold load"``.
-        left: Pixels left of the bars, for their labels.
+        title: text after the unit in the title of the axis: ``"of a cold load"`` gives ``"ms of a cold load"``.
+        left: pixels left of the bars, for their labels.
     """
     import plotly.graph_objects as go
 

@@ -34,8 +34,8 @@ def escape(text: object, *, longest: int = LONGEST_NAME) -> str:
     """Return text that is safe inside an element or a quoted attribute; control characters become ``�``.
 
     Args:
-        text: Any name or message.
-        longest: Number of characters kept; the middle of a longer text is replaced by ``…``. 0 keeps all.
+        text: any name or message.
+        longest: number of characters kept; the middle of a longer text is replaced by ``…``. 0 keeps all.
     """
     return html.escape(_shortened(text, longest), quote=True)
 
@@ -118,9 +118,9 @@ def rank_boxes(ranks: Sequence[int], marked: Collection[int], most: int = 64) ->
     """Return a box per rank, those marked red and with "!"; needs `RANKS_STYLE`.
 
     Args:
-        ranks: Ranks to draw. If there are more than ``most``, the marked ones are drawn first.
-        marked: Ranks to highlight, such as those that are missing.
-        most: Maximal number of boxes.
+        ranks: ranks to draw. If there are more than ``most``, the marked ones are drawn first.
+        marked: ranks to highlight, such as those that are missing.
+        most: maximal number of boxes.
     """
     shown = ranks if len(ranks) <= most else sorted(sorted(ranks, key=lambda rank: rank not in marked)[:most])
     boxes = "".join(f'<span class="bad">{rank}!</span>' if rank in marked else f"<span>{rank}</span>" for rank in shown)
@@ -178,7 +178,7 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
 
     Args:
         parts: (class, letter, value, attributes of its tag) per segment; segments of value 0 are omitted.
-        top: Value of a bar as wide as its column.
+        top: value of a bar as wide as its column.
     """
     segments = "".join(
         f'<span class="{kind}" style="width:{100 * value / top:.3g}%"{more}>'

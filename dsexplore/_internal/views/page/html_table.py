@@ -56,11 +56,11 @@ def table(
     """Return an HTML table.
 
     Args:
-        columns: Columns from left to right.
-        rows: One object per row; each column's function makes its cell of it.
-        attributes: Attributes of each row's tag, such as ``' tabindex="0"'``.
-        stacks: Whether a narrow page shows the cells of a row below one another, each after its column's title.
-        hidden: Number of rows that are not shown; a note below the table says how many.
+        columns: columns from left to right.
+        rows: one object per row; each column's function makes its cell of it.
+        attributes: attributes of each row's tag, such as ``' tabindex="0"'``.
+        stacks: whether a narrow page shows the cells of a row below one another, each after its column's title.
+        hidden: number of rows that are not shown; a note below the table says how many.
         more: HTML after that number in the note.
     """
     rows = list(rows)

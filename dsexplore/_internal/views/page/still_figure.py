@@ -179,12 +179,12 @@ def _labels(
     Labels are closest to one another on the narrowest page, so labels that do not overlap there overlap on no page.
 
     Args:
-        labeled: Points with labels.
-        x_scale: Scale of x, in percent.
-        y_scale: Scale of y, in pixels.
-        left: Pixels left of the axes.
-        right: Pixels right of the axes.
-        at_ends: Whether all labels are right of the picture; else each is on the side of its mark with more space.
+        labeled: points with labels.
+        x_scale: scale of x, in percent.
+        y_scale: scale of y, in pixels.
+        left: pixels left of the axes.
+        right: pixels right of the axes.
+        at_ends: whether all labels are right of the picture; else each is on the side of its mark with more space.
     """
     drawn, occupied = "", list[tuple[float, float, float]]()
     room, between = HEIGHT - _LINE * len(labeled), NARROWEST - left - right

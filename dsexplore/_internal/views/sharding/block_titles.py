@@ -30,8 +30,8 @@ class Titles:
     """Labels and tooltips of the blocks of a tensor's picture.
 
     Args:
-        tensor: The tensor.
-        drawn_mesh: Mesh of the sharding.
+        tensor: the tensor.
+        drawn_mesh: mesh of the sharding.
     """
 
     def __init__(self, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> None:

@@ -49,8 +49,8 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     """Return the grid of the sampled ranks, or ``""`` for a mesh of one rank.
 
     Args:
-        drawn_mesh: Sampled ranks, and colors of the axes.
-        tensors: Tensors; a rank that holds nothing of any of them is marked.
+        drawn_mesh: sampled ranks, and colors of the axes.
+        tensors: tensors; a rank that holds nothing of any of them is marked.
     """
     sample, mesh = drawn_mesh.sample, drawn_mesh.mesh
     if mesh.size == 1:

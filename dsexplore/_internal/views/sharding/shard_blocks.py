@@ -71,10 +71,10 @@ def _single_blocks(size: int, numbers: Sequence[int], cuts: Sequence[Cut], insid
     """Return a stretch for each combination of coordinates, which stands for ``inside`` shards.
 
     Args:
-        size: Length of the dim.
-        numbers: Indices of the placements that cut it.
-        cuts: Their cuts.
-        inside: Number of shards into which other placements cut each stretch.
+        size: length of the dim.
+        numbers: indices of the placements that cut it.
+        cuts: their cuts.
+        inside: number of shards into which other placements cut each stretch.
     """
     pieces = []
     for at in itertools.product(*(range(cut.parts) for cut in cuts)):

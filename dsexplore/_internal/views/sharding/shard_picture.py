@@ -49,8 +49,8 @@ class PanelDrawing:
         """Return the panel as HTML.
 
         Args:
-            window: Zoom whose part of the panel is framed.
-            with_empty: Whether to show the ranks that hold nothing below the panel.
+            window: zoom whose part of the panel is framed.
+            with_empty: whether to show the ranks that hold nothing below the panel.
         """
         left, top, frame = self._left, self._top, self.frame
         wholes = self._wholes()
@@ -315,10 +315,10 @@ def picture_html(
     """Return the picture of one tensor, or a sentence if there is nothing to draw.
 
     Args:
-        tensor: The tensor to draw.
-        drawn_mesh: Colors and ranks of the sharding.
-        most_blocks: Maximal number of blocks; if there are more, shards of equal size are folded into one block.
-        with_zoom: Whether to magnify some shards of a folded picture next to it.
+        tensor: the tensor to draw.
+        drawn_mesh: colors and ranks of the sharding.
+        most_blocks: maximal number of blocks; if there are more, shards of equal size are folded into one block.
+        with_zoom: whether to magnify some shards of a folded picture next to it.
         around: (rank, its mesh coordinates) to highlight and magnify, with the shards around; None for the first
             shards.
     """

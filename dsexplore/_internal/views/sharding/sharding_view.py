@@ -79,10 +79,10 @@ class ShardingView(View):
         Args:
             kind: ``"memory"`` for bytes by rank, or ``"shards"`` for the picture of one tensor; None for ``"shards"``
                 of a single tensor, else ``"memory"``.
-            tensor: Name of the tensor for ``"shards"``; None for the only one.
-            optimizer: Optimizer whose states count for ``"memory"``, see `Sharding.memory`.
-            state_dtype: Data type of the optimizer's states, see `Sharding.memory`.
-            gradient_dtype: Data type of the gradients, see `Sharding.memory`.
+            tensor: name of the tensor for ``"shards"``; None for the only one.
+            optimizer: optimizer whose states count for ``"memory"``, see `Sharding.memory`.
+            state_dtype: data type of the optimizer's states, see `Sharding.memory`.
+            gradient_dtype: data type of the gradients, see `Sharding.memory`.
 
         Raises:
             UsageError: There is no such kind, tensor or optimizer.

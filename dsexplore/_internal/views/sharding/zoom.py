@@ -44,10 +44,10 @@ def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
     """Return the frame of a part of a tensor in true proportions; a side too thin for its labels is stretched.
 
     Args:
-        rows: Number of indices from top to bottom.
-        columns: Number of indices from left to right.
-        down: Number of blocks from top to bottom.
-        across: Number of blocks from left to right.
+        rows: number of indices from top to bottom.
+        columns: number of indices from left to right.
+        down: number of blocks from top to bottom.
+        across: number of blocks from left to right.
     """
     scale = min(WIDTH / columns, HEIGHT / rows)
     width = 2 * THINNEST if across == 1 else min(across, 16) * THINNEST
@@ -103,10 +103,10 @@ def zoom(
     """Return a window on some shards of the folded dims; None if no dim is folded, or shards are not contiguous.
 
     Args:
-        tensor: The tensor that is drawn.
-        drawn: Picture of the whole tensor.
-        at: Mesh coordinates of the rank whose shards are in the middle; None for the first shards.
-        shards: Name of the shards, for the heading.
+        tensor: the tensor that is drawn.
+        drawn: picture of the whole tensor.
+        at: mesh coordinates of the rank whose shards are in the middle; None for the first shards.
+        shards: name of the shards, for the heading.
     """
     down, across = (
         _shards(tensor, dim, stretches, at)
@@ -183,11 +183,11 @@ def _other_range(
     """Return the indices of the dim that is not folded, so many that the window has the proportions of a picture.
 
     Args:
-        window: Indices of the folded dim.
-        ratio: Length of the range relative to the window.
-        dim: The dim; None if the picture has none.
-        tensor: The tensor.
-        at: Mesh coordinates of the rank at whose shard the range begins; None for the first index.
+        window: indices of the folded dim.
+        ratio: length of the range relative to the window.
+        dim: the dim; None if the picture has none.
+        tensor: the tensor.
+        at: mesh coordinates of the rank at whose shard the range begins; None for the first index.
     """
     if dim is None or window is None:
         return 0, 1

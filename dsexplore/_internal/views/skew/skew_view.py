@@ -93,9 +93,9 @@ def window(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int
     """Choose the consecutive collectives in which ranks waited longest, and the ranks to draw.
 
     Args:
-        skew: Skew of a trace with times.
-        most_collectives: Maximal number of collectives.
-        most_lanes: Maximal number of ranks. Late ranks are preferred, then those that waited longest.
+        skew: skew of a trace with times.
+        most_collectives: maximal number of collectives.
+        most_lanes: maximal number of ranks. Late ranks are preferred, then those that waited longest.
     """
     arrivals = skew.arrivals
     events = (
@@ -139,10 +139,10 @@ def drawing(
     """Return the lanes, their key and the axis as HTML, empty if nothing was measured; needs `STYLE`.
 
     Args:
-        skew: Skew of a trace.
-        most_collectives: Maximal number of collectives.
-        most_lanes: Maximal number of ranks.
-        further: Other lanes to draw; the axis is extended to show all of them.
+        skew: skew of a trace.
+        most_collectives: maximal number of collectives.
+        most_lanes: maximal number of ranks.
+        further: other lanes to draw; the axis is extended to show all of them.
     """
     if not skew.is_timed or skew.arrivals.is_empty():
         return ""
@@ -223,7 +223,7 @@ def _labels(labels: Iterable[tuple[float, float]], seconds: float) -> str:
 
     Args:
         labels: (seconds since the begin of the axis, seconds late) of each arrival.
-        seconds: Length of the axis.
+        seconds: length of the axis.
     """
     shown: list[tuple[float, str]] = []
     for at, late_by in sorted(labels, key=lambda label: -label[1]):

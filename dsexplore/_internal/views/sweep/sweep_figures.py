@@ -133,10 +133,10 @@ def _steps(label: str, values: list[Any], steps: list[Any], format_step: Callabl
     """Return a parallel coordinate whose ``steps`` are equally spaced.
 
     Args:
-        label: Name of the coordinate.
-        values: Value of each setting.
-        steps: Distinct values, in order.
-        format_step: Returns the text of a value.
+        label: name of the coordinate.
+        values: value of each setting.
+        steps: distinct values, in order.
+        format_step: returns the text of a value.
     """
     place = {step: at for at, step in enumerate(steps)}
     return {

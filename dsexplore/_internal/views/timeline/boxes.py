@@ -87,10 +87,10 @@ class Coded:
     """The spans of a timeline as arrays of shape ``(n,)``, from which every window is drawn.
 
     Args:
-        timeline: Timeline that holds the spans.
+        timeline: timeline that holds the spans.
         kind: (spans,) Small number per span. Filters usually show or hide all spans of a kind, whose sums are then
             reused. None for no kinds.
-        most_lanes: Maximal number of lanes; the spans of further lanes are omitted.
+        most_lanes: maximal number of lanes; the spans of further lanes are omitted.
     """
 
     def __init__(
@@ -209,13 +209,13 @@ def boxes(
     """Return the boxes of one window.
 
     Args:
-        spans: Spans of the timeline.
-        window: Begin and end, in the unit of the timeline.
-        columns: Number of columns into which too many spans are summed.
-        most: Maximal number of spans that are drawn individually.
+        spans: spans of the timeline.
+        window: begin and end, in the unit of the timeline.
+        columns: number of columns into which too many spans are summed.
+        most: maximal number of spans that are drawn individually.
         shown: (spans,) Mask of the spans to draw; None for all.
         kinds: (kinds,) Mask of the kinds in ``shown``, if it contains all their spans; else None.
-        stacked: Whether a column shows each mark by its share of the bytes, instead of only the mark with most bytes.
+        stacked: whether a column shows each mark by its share of the bytes, instead of only the mark with most bytes.
             If a lane is always busy, up to ``most`` spans of the other lanes are then drawn individually.
     """
     kept = spans.inside(window, shown)
@@ -382,10 +382,10 @@ def _extend_to_ends(
 
     Args:
         end: (n,) End of each box as a fraction of the window, changed in place.
-        spans: Spans of the timeline.
-        window: Begin and end of the window.
-        kept: Mask of `Coded.inside`.
-        cells: Cells of the window's spans.
+        spans: spans of the timeline.
+        window: begin and end of the window.
+        kept: mask of `Coded.inside`.
+        cells: cells of the window's spans.
         boxes_of_cells: (n,) Lane and column of each box, encoded as in the cells but without the mark; ascending.
     """
     long = cells.long[kept[cells.long]]

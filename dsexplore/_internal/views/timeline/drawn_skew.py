@@ -23,8 +23,8 @@ class DrawnSkew:
     Arrays of events have one more element, 0, which row −1 of spans that are not events indexes.
 
     Args:
-        skew: Skew of the trace.
-        spans: Spans of its timeline.
+        skew: skew of the trace.
+        spans: spans of its timeline.
     """
 
     def __init__(self, skew: Skew, spans: Coded) -> None:
@@ -75,7 +75,7 @@ class DrawnSkew:
         """Return (begin, lane, end, label) of a line before each late event, which is as long as the event is late.
 
         Args:
-            window: Begin and end of the window, in seconds; begin and end of a line are fractions of it.
+            window: begin and end of the window, in seconds; begin and end of a line are fractions of it.
             kept: (events,) Mask of the events that are drawn; None for all.
         """
         rows = self._late_rows

@@ -26,8 +26,8 @@ class TimelineExplorer(LiveView):
     does the same.
 
     Args:
-        timeline: The timeline to explore.
-        skew: Skew of its trace; None to draw neither waiting nor late ranks.
+        timeline: the timeline to explore.
+        skew: skew of its trace; None to draw neither waiting nor late ranks.
     """
 
     def __init__(self, timeline: Timeline, skew: Skew | None = None) -> None:
@@ -56,8 +56,8 @@ class TimelineExplorer(LiveView):
         """Zoom to a part of the timeline.
 
         Args:
-            begin: Begin in the unit of the timeline: seconds, rounds or positions in program order.
-            end: End in the same unit, later than ``begin``.
+            begin: begin in the unit of the timeline: seconds, rounds or positions in program order.
+            end: end in the same unit, later than ``begin``.
 
         Raises:
             UsageError: The range is empty.

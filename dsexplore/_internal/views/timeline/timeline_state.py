@@ -28,12 +28,12 @@ class TimelineState:
     """One timeline, drawn in one window.
 
     Args:
-        timeline: Timeline to draw, with its conclusion if that is shown.
-        columns: Number of columns into which spans are summed if there are many.
-        most: Maximal number of spans that are drawn individually.
+        timeline: timeline to draw, with its conclusion if that is shown.
+        columns: number of columns into which spans are summed if there are many.
+        most: maximal number of spans that are drawn individually.
         kind: (events,) Small number per event, see `Coded`; None for no kinds.
-        most_lanes: Maximal number of lanes.
-        skew: Skew of the trace; None to draw neither waiting nor late ranks.
+        most_lanes: maximal number of lanes.
+        skew: skew of the trace; None to draw neither waiting nor late ranks.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     """Return spans as text: op, module, bytes, position, and the line that issued each.
 
     Args:
-        timeline: Timeline that holds the spans.
+        timeline: timeline that holds the spans.
         at: (n,) Row indices in `Timeline.spans`.
     """
     if not len(at):

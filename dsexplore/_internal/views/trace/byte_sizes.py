@@ -28,8 +28,8 @@ def signed(sizes: Sizes, unknown: npt.NDArray[Any] | None) -> Sizes:
     """Return sums of bytes, negated where sizes are missing: −x means at least x, −0 means that no size is known.
 
     Args:
-        sizes: Sums of bytes.
-        unknown: Number of unknown sizes in each sum; None if all sizes are known.
+        sizes: sums of bytes.
+        unknown: number of unknown sizes in each sum; None if all sizes are known.
     """
     return sizes if unknown is None else np.where(unknown > 0, -sizes, sizes)
 

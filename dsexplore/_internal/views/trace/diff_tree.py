@@ -82,11 +82,11 @@ class DiffRows:
     """The rows of the joined tree in which two traces differ, as an `outline.Source`; per rank and step.
 
     Args:
-        diff: The two traces.
-        difference: Their difference.
-        sizes: Bytes to show, ``"wire"`` or ``"message"``.
+        diff: the two traces.
+        difference: their difference.
+        sizes: bytes to show, ``"wire"`` or ``"message"``.
         anchors: {module: id of its row, for links to it}.
-        predictions: Predictions of both traces, or none.
+        predictions: predictions of both traces, or none.
     """
 
     def __init__(
@@ -224,10 +224,10 @@ def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
     """Return one trace's numbers by row of the tree.
 
     Args:
-        tree: The joined tree.
+        tree: the joined tree.
         rows: `PlanDifference.to_frame`.
-        size: Column of bytes, without the suffix that names the trace.
-        when: Suffix of the trace, ``"before"`` or ``"after"``.
+        size: column of bytes, without the suffix that names the trace.
+        when: suffix of the trace, ``"before"`` or ``"after"``.
     """
     in_steps = rows.select(IN_STEPS.alias("in")).to_series().to_numpy()
     row = np.array([tree.row_of[name] for name in rows["module"]], np.int64)
@@ -283,10 +283,10 @@ def _delta(before: float, after: float, format_value: Callable[[float], str], sa
     """Return the cell of a change with its sign.
 
     Args:
-        before: Number of the first trace.
-        after: Number of the second trace.
-        format_value: Writes the amount of the change.
-        same_totals: Whether both traces send the same amounts in this row, by different collectives.
+        before: number of the first trace.
+        after: number of the second trace.
+        format_value: writes the amount of the change.
+        same_totals: whether both traces send the same amounts in this row, by different collectives.
     """
     if before != after:
         return outline.cell(f"{_sign(before, after)} {format_value(abs(after - before))}", "delta")

@@ -74,9 +74,9 @@ class TraceDiffView(View):
         """Return the sentences, the differing part of the joined tree, findings, and both traces on one time scale.
 
         Args:
-            budget: Approximate size in bytes; the tree gets what the other parts leave.
-            sizes: Bytes that the tree shows, ``"wire"`` or ``"message"``.
-            hardware: Machine for which the tree shows predicted seconds of both traces; None for none.
+            budget: approximate size in bytes; the tree gets what the other parts leave.
+            sizes: bytes that the tree shows, ``"wire"`` or ``"message"``.
+            hardware: machine for which the tree shows predicted seconds of both traces; None for none.
         """
         column_of(sizes)
         head = f"<p>Trace diff: {html.escape(_totals(self._diff, self._difference), longest=0)}</p>"
@@ -110,8 +110,8 @@ class TraceDiffView(View):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: Bytes to show, ``"wire"`` or ``"message"``.
-            hardware: Machine for which the tree shows predicted seconds of both traces; see `Trace.predict`.
+            sizes: bytes to show, ``"wire"`` or ``"message"``.
+            hardware: machine for which the tree shows predicted seconds of both traces; see `Trace.predict`.
         """
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, hardware))
 
@@ -121,8 +121,8 @@ class TraceDiffView(View):
         ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
 
         Args:
-            lanes: Values of ``lanes`` of `TraceDiff.timeline`.
-            color_by: Values of ``color_by`` of `TraceDiff.timeline`.
+            lanes: values of ``lanes`` of `TraceDiff.timeline`.
+            color_by: values of ``color_by`` of `TraceDiff.timeline`.
 
         Raises:
             UsageError: There are no such lanes, or no such ``color_by``.

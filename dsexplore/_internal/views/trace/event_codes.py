@@ -84,9 +84,9 @@ class EventCodes:
     """The events of a trace, encoded for filtering and for sums by module.
 
     Args:
-        tables: Tables of the trace.
-        tree: Module tree that contains all owners of events; by default that of ``tables``.
-        sizes: Bytes to sum, ``"wire"`` or ``"message"``.
+        tables: tables of the trace.
+        tree: module tree that contains all owners of events; by default that of ``tables``.
+        sizes: bytes to sum, ``"wire"`` or ``"message"``.
 
     Raises:
         UsageError: ``sizes`` is neither of these.
@@ -179,8 +179,8 @@ class EventCodes:
         """Return the mask of events in a cell of `places`.
 
         Args:
-            place: Place in the model; None for all that are not in ``others``.
-            axis: Axis, or one of `OUTSIDE_STEPS`; None for all that are not in ``others``.
+            place: place in the model; None for all that are not in ``others``.
+            axis: axis, or one of `OUTSIDE_STEPS`; None for all that are not in ``others``.
             others: (places, axes) of the grid's rows and columns that have a name.
         """
         named_places, named_axes = others
@@ -273,9 +273,9 @@ class EventCodes:
         """Return bytes by place in the model and axis; `OUTSIDE_STEPS` have their own columns.
 
         Args:
-            sums: Sums of the events that are shown.
-            rows: Rows of the tree whose modules are counted, with all inside them; None for all.
-            unknown: Numbers of these events of unknown size; None if all sizes are known.
+            sums: sums of the events that are shown.
+            rows: rows of the tree whose modules are counted, with all inside them; None for all.
+            unknown: numbers of these events of unknown size; None if all sizes are known.
         """
         names = self._places.labels
         axes = [*(label or NO_AXIS for label in self.facets["axis"].labels), *OUTSIDE_STEPS]

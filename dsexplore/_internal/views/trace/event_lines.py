@@ -72,10 +72,10 @@ def event_lines(
     """Group events that agree in ``columns`` into the rows of a table.
 
     Args:
-        events: Events to group.
-        columns: Columns in which the events of a row agree.
-        order: Columns by which rows are sorted, of each row's first event; equal rows are in order of appearance.
-        at: Indices of ``events`` in the trace; None if they are all its events.
+        events: events to group.
+        columns: columns in which the events of a row agree.
+        order: columns by which rows are sorted, of each row's first event; equal rows are in order of appearance.
+        at: indices of ``events`` in the trace; None if they are all its events.
     """
     numbers = row_numbers(events, columns).to_frame()
     distinct = numbers.unique(maintain_order=True).with_row_index("line")

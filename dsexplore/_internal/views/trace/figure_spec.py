@@ -100,10 +100,10 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str]) -> 
     """Return a heatmap of bytes.
 
     Args:
-        grid: The bytes; clicks and hover texts have the names of its rows and columns.
-        kind: Kind of its marks, by which the explorer finds their events.
-        rows: Labels of the rows, such as shortened names.
-        columns: Labels of the columns.
+        grid: the bytes; clicks and hover texts have the names of its rows and columns.
+        kind: kind of its marks, by which the explorer finds their events.
+        rows: labels of the rows, such as shortened names.
+        columns: labels of the columns.
     """
     if not grid.rows or not grid.columns:
         return EMPTY

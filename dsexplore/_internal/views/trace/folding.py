@@ -41,7 +41,7 @@ class Folds:
     """The shown children of each module, with identical modules folded into one row.
 
     Args:
-        tree: Tree of the modules.
+        tree: tree of the modules.
         row_keys: (modules,) keys of the modules. Modules are identical if their keys, and the labels and keys of all
             modules inside them, are equal.
     """

@@ -140,10 +140,10 @@ def headline_html(
     """Return the bar and the sentences; only a verdict if the program sends nothing.
 
     Args:
-        headline: Headline of a trace.
-        link: Returns, for the index of a sentence, the HTML of a link to its rows.
-        axes: Axes in the order of their columns in the tree next to it; by default most bytes first.
-        prediction: Prediction whose seconds are shown next to the bytes; None for none.
+        headline: headline of a trace.
+        link: returns, for the index of a sentence, the HTML of a link to its rows.
+        axes: axes in the order of their columns in the tree next to it; by default most bytes first.
+        prediction: prediction whose seconds are shown next to the bytes; None for none.
     """
     if not headline.sentences:
         return html.verdict(headline.verdict())

@@ -104,11 +104,11 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
     """Draw a tree of modules within a budget of bytes.
 
     Args:
-        source: Supplier of the rows.
+        source: supplier of the rows.
         titles: (title, explanation, class) per column after the first; see `cell` for the classes.
-        budget: Approximate size in bytes; the first row is drawn in any case.
-        label: Name of the tree for screen readers.
-        small: Number of rows up to which the tree is fully expanded.
+        budget: approximate size in bytes; the first row is drawn in any case.
+        label: name of the tree for screen readers.
+        small: number of rows up to which the tree is fully expanded.
     """
     budget_of_rows = int(budget * _SHARE_OF_ROWS)
     rows, unused, hidden_roots = _rows(source, budget_of_rows)
@@ -137,12 +137,12 @@ def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anch
     """Return the first column: name, numbers of `multiplicity`, the type unless it equals the name, and a mark.
 
     Args:
-        fold: The modules of the row.
-        full: Fully qualified name of its first module, for the tooltip.
-        kind: Type of the module.
+        fold: the modules of the row.
+        full: fully qualified name of its first module, for the tooltip.
+        kind: type of the module.
         mark: HTML after the name.
-        times: Number of modules that the row stands for, including folds above it.
-        anchor: Id for links to the row.
+        times: number of modules that the row stands for, including folds above it.
+        anchor: id for links to the row.
     """
     type_name = f' <span class="dim">{html.name(kind, longest=60)}</span>' if kind and kind != fold.label else ""
     hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""

@@ -100,7 +100,7 @@ def find_pivot(
         owner: (events,) Row of the owner.
         axis: (events,) Code of the axis.
         phase: (events,) Code of the phase.
-        most: Maximal size of a lookup table, which takes 10 ms for 1,000,000 events; sorting, if it would be larger,
+        most: maximal size of a lookup table, which takes 10 ms for 1,000,000 events; sorting, if it would be larger,
             takes 200 ms.
     """
     axes, phases = (int(codes.max(initial=0)) + 1 for codes in (axis, phase))

@@ -83,10 +83,10 @@ def between_ranks(
     A message counts for its peer. The bytes of a collective are divided equally among the other ranks of its group.
 
     Args:
-        tables: Tables of the trace.
-        senders: Maximal number of senders.
-        receivers: Maximal number of lists of receivers; None for all.
-        column: Column of the events that is summed.
+        tables: tables of the trace.
+        senders: maximal number of senders.
+        receivers: maximal number of lists of receivers; None for all.
+        column: column of the events that is summed.
     """
     members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
     keys = ("rank", "group", "peer")

@@ -50,9 +50,9 @@ def causes_part(causes: Causes, opened: bool, clickable: bool = False) -> str:
     """Return the section of implicit redistributes, or ``""`` if there are none.
 
     Args:
-        causes: Rows of its table.
-        opened: Whether the section is open at first.
-        clickable: Whether rows can be clicked, and reached with Tab.
+        causes: rows of its table.
+        opened: whether the section is open at first.
+        clickable: whether rows can be clicked, and reached with Tab.
     """
     title = f"Redistributes that the program did not ask for: {causes.events:,}"
     return drawings.part(title, f"<div>{_causes_html(causes, clickable)}</div>" if causes.lines else "", opened)

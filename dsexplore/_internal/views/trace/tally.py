@@ -46,7 +46,7 @@ def grid(
 
     Args:
         totals: {(row, column): bytes}.
-        most: Maximal number of rows; further rows, and columns beyond `MOST_COLUMNS`, are merged into `OTHERS`.
+        most: maximal number of rows; further rows, and columns beyond `MOST_COLUMNS`, are merged into `OTHERS`.
         unknown: {(row, column): number of unknown sizes}; None if all are known.
     """
     known = {**dict.fromkeys(unknown or {}, 0.0), **totals}

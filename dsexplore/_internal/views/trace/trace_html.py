@@ -95,11 +95,11 @@ def trace_html(
     """Return the headline, the timeline, the module tree, the findings, and what was sent.
 
     Args:
-        headline: Headline of the trace.
-        budget: Size in bytes; the tree gets what the other sections leave.
-        sizes: Bytes to show below the headline, ``"wire"`` or ``"message"``.
-        with_answers: Whether to add the questions and answers of `headline_report`.
-        prediction: Prediction whose seconds the tree shows too; None for none.
+        headline: headline of the trace.
+        budget: size in bytes; the tree gets what the other sections leave.
+        sizes: bytes to show below the headline, ``"wire"`` or ``"message"``.
+        with_answers: whether to add the questions and answers of `headline_report`.
+        prediction: prediction whose seconds the tree shows too; None for none.
     """
     tables = headline.tables
     codes = EventCodes(tables, sizes=sizes)

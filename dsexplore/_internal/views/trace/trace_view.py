@@ -39,9 +39,9 @@ class TraceView(View):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: Bytes to show, ``"wire"`` or ``"message"``.
-            hardware: Machine for which the tree shows predicted seconds, see `Trace.predict`; None for none.
-            interactive: Whether to add the explorer's tree, filters and timeline, which need no kernel and no network.
+            sizes: bytes to show, ``"wire"`` or ``"message"``.
+            hardware: machine for which the tree shows predicted seconds, see `Trace.predict`; None for none.
+            interactive: whether to add the explorer's tree, filters and timeline, which need no kernel and no network.
 
         Raises:
             UsageError: There are no such sizes or hardware, or too many events for an interactive page.
@@ -63,9 +63,9 @@ class TraceView(View):
             kind: ``"modules"`` draws bytes by place in the model and mesh axis, ``"ops"`` by op and phase,
                 ``"sequence"`` over time or in program order, ``"ranks"`` and ``"sankey"`` from rank to rank;
                 ``"sizes"`` counts messages by size, and ``"bandwidth"`` draws bus bandwidth by message size.
-            window: Part of the axis of a sequence, in seconds if measured, else in rounds or positions in program
+            window: part of the axis of a sequence, in seconds if measured, else in rounds or positions in program
                 order; None for all of it.
-            sizes: Bytes to draw, ``"wire"`` or ``"message"``.
+            sizes: bytes to draw, ``"wire"`` or ``"message"``.
 
         Raises:
             UsageError: There is no such kind, or there are no such sizes.
@@ -91,12 +91,12 @@ class TraceView(View):
         """Return linked filters, tree, figure, timeline, map and tables; ``.selection`` has the selected events.
 
         Args:
-            figure: Kind of the first figure, see `figure`.
-            height: Height of the tree in pixels.
-            sizes: Bytes to show at first, ``"wire"`` or ``"message"``.
-            tab: First tab below the tree: ``"timeline"``, ``"map"``, ``"findings"``, ``"parameters"`` or
+            figure: kind of the first figure, see `figure`.
+            height: height of the tree in pixels.
+            sizes: bytes to show at first, ``"wire"`` or ``"message"``.
+            tab: first tab below the tree: ``"timeline"``, ``"map"``, ``"findings"``, ``"parameters"`` or
                 ``"prediction"``.
-            hardware: Machine for which tree and headline show predicted seconds, see `Trace.predict`; None for none.
+            hardware: machine for which tree and headline show predicted seconds, see `Trace.predict`; None for none.
 
         Raises:
             UsageError: There is no such figure, sizes, tab or hardware, or the height is no positive number.

@@ -36,10 +36,10 @@ def tree_html(
     """Return the tree of a trace, drawn from the top until about ``budget`` bytes are used, with a note if it is cut.
 
     Args:
-        codes: Events of the trace.
-        budget: Approximate size in bytes.
+        codes: events of the trace.
+        budget: approximate size in bytes.
         anchors: {module: id of its row, for links to it}; None for none.
-        times: Columns of seconds.
+        times: columns of seconds.
     """
     if not len(codes.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
@@ -170,10 +170,10 @@ def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str =
     """Return a table of kinds of collective.
 
     Args:
-        kinds: The first kinds, with the columns of `event_codes.SAME_COLLECTIVE` and count.
-        every: Number of all kinds.
-        size: Column of bytes to show.
-        times: Number of modules that each send these.
+        kinds: the first kinds, with the columns of `event_codes.SAME_COLLECTIVE` and count.
+        every: number of all kinds.
+        size: column of bytes to show.
+        times: number of modules that each send these.
     """
     per_module = ", each" if times > 1 else ""
     columns = (
@@ -203,9 +203,9 @@ def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = Fal
     """Return a table of parameters and their placements.
 
     Args:
-        module: Module whose name is omitted from those of the parameters.
-        parameters: Rows of `Trace.parameters`.
-        clickable: Whether each row has a button that follows the parameter through a step.
+        module: module whose name is omitted from those of the parameters.
+        parameters: rows of `Trace.parameters`.
+        clickable: whether each row has a button that follows the parameter through a step.
     """
     if parameters.is_empty():
         return ""

@@ -15,7 +15,7 @@ def script(*names: str, render: str) -> str:
     ``kernel_state.js`` and ``keys.js``, which watch the kernel and the keyboard, are always included.
 
     Args:
-        names: Files, each after those that it uses; their top-level names must differ.
+        names: files, each after those that it uses; their top-level names must differ.
         render: JavaScript expression, in terms of these files, of the function that draws the widget.
     """
     return "\n".join(

@@ -16,11 +16,11 @@ class ChartExplorer(LiveBox):
     """A figure that is redrawn whenever a control above it changes.
 
     Args:
-        twin: Static view of the same object.
-        draw: Returns the figure and its name for screen readers; its arguments are the values of the controls by name.
-        select: Called with the ``customdata`` of a clicked mark.
+        twin: static view of the same object.
+        draw: returns the figure and its name for screen readers; its arguments are the values of the controls by name.
+        select: called with the ``customdata`` of a clicked mark.
         controls: {argument of ``draw``: control}.
-        below: Widgets below the figure.
+        below: widgets below the figure.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ class AnsweringWidget(anywidget.AnyWidget):
     Everything that a message changes is sent back in one message, together with its number.
 
     Args:
-        on_event: Called with each message that is not a change of a trait; None to ignore such messages.
-        traits: Initial values of the widget's traits.
+        on_event: called with each message that is not a change of a trait; None to ignore such messages.
+        traits: initial values of the widget's traits.
     """
 
     asked = traitlets.Int(0).tag(sync=True, echo_update=False)
@@ -159,7 +159,7 @@ class TreeWidget(AnsweringWidget):
         """Show other numbers in the same rows.
 
         Args:
-            columns: Numbers of shape (columns, rows). Equal columns are sent once, columns of zeros not at all.
+            columns: numbers of shape (columns, rows). Equal columns are sent once, columns of zeros not at all.
         """
         zeros = bytes(4 * columns.shape[1])
         index_of: dict[bytes, int] = {zeros: -1}

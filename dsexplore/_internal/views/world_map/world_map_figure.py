@@ -39,9 +39,9 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
     """Return the nodes to draw; if there are more than ``most``, those that look the same are joined.
 
     Args:
-        world: The map.
-        axis: Axis to which shades and groups are restricted; None for all axes.
-        most: Number of nodes up to which each is drawn individually.
+        world: the map.
+        axis: axis to which shades and groups are restricted; None for all axes.
+        most: number of nodes up to which each is drawn individually.
     """
     shades = world.to_shades(axis).tolist()
     recorded = {*world.tables.info.ranks, *world.senders}
@@ -84,8 +84,8 @@ def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
     """Return a heatmap of the bytes per step that recorded ranks send to each rank, or of the map's seconds.
 
     Args:
-        world: The map.
-        axis: Axis that is counted; None for all. The color scale is the same for every axis.
+        world: the map.
+        axis: axis that is counted; None for all. The color scale is the same for every axis.
     """
     nodes = min(world.nodes, _MOST_NODES)
     sizes = np.zeros(world.nodes * world.ranks_per_node)

@@ -73,7 +73,7 @@ class WorldMapView(View):
         """Return a heatmap with a row per node and a column per rank in it.
 
         Args:
-            axis: A mesh axis; None for all of them.
+            axis: a mesh axis; None for all of them.
         """
         import plotly.graph_objects as go  # takes long to import
 
@@ -209,11 +209,11 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], *, place: st
     """Return the cell of a rank, or of the ranks at this place in several equal nodes.
 
     Args:
-        world: The map.
-        cell: The rank, or the ranks at this place.
+        world: the map.
+        cell: the rank, or the ranks at this place.
         groups: {rank: number of its outlined group}.
         place: ``"3.5"`` for the sixth cell of the fourth drawn node.
-        look: Options of the map, with the value of the darkest shade.
+        look: options of the map, with the value of the darkest shade.
     """
     several = len(cell.ranks) > 1
     rank_text = f"each of ranks {format_ranges(cell.ranks, 3)}" if several else f"rank {cell.ranks[0]}"
