@@ -179,12 +179,11 @@ def pipeline_seconds(row: Row, prediction: Prediction, microbatches: int, poll: 
     """
     model, cluster = MODELS[row.model], prediction.cluster
     kinds = _kinds(model, row.sizes["pp"])
-    placed = prediction.stages()
-    predicted = {(one.rank, one.action.kind): one.end - one.start for one in placed}
+    predicted = seconds_by_stage(prediction)
     of_kind: dict[tuple[Kind, str], float] = {}
     for stage, rank in zip(distinct_stages(model, row.sizes["pp"]), row.ranks, strict=True):
         for kind in "FB":
-            launched = _host_seconds(row, prediction, rank, kind) / microbatches
+            launched = launch_seconds(row, prediction, rank, kind) / microbatches
             of_kind[kinds[stage], kind] = max(predicted[stage, kind], launched)
     seconds = {(stage, kind): of_kind[what, kind] for stage, what in enumerate(kinds) for kind in "FB"}
     launch = cluster.launch_overhead * SPEEDS[Estimate.EXPECTED].host
@@ -199,11 +198,16 @@ def pipeline_seconds(row: Row, prediction: Prediction, microbatches: int, poll: 
     for blocks in stage_blocks(model, row.sizes["pp"])[:-1]:
         size = 2 * math.prod(sent_shape(model, row.run, blocks, row.sizes["tp"]))
         messages.append(Message(sent(64) + launch, SCALARS * launch, sent(size), poll))
-    rest = prediction.step.expected - max(one.end for one in placed)
+    rest = prediction.step.expected - max(one.end for one in prediction.stages())
     return rest + play(seconds, row.run.microbatches, messages)
 
 
-def _host_seconds(row: Row, prediction: Prediction, rank: int, kind: str) -> float:
+def seconds_by_stage(prediction: Prediction) -> dict[tuple[int, str], float]:
+    """Return the seconds of one forward and of one backward of each stage, as predicted."""
+    return {(one.rank, one.action.kind): one.end - one.start for one in prediction.stages()}
+
+
+def launch_seconds(row: Row, prediction: Prediction, rank: int, kind: str) -> float:
     """Return the seconds in which a rank's CPU launches all forwards or backwards, with the checks of collectives."""
     speed, phases = SPEEDS[Estimate.EXPECTED], _PHASES[kind]
     cluster, tables = prediction.cluster, prediction.tables

@@ -10,9 +10,10 @@ are left out, as some of them were seen before.
 
 Runs are drawn by chance: twelve of one model and number of nodes after another, ``--count`` in all. The first 60 were
 looked at to find what nanotron does; ``--skip 60`` draws others. What counts as told apart: a run that crashed is
-predicted not to fit, and another one to fit. Each is traced as nanotron trains (`nanotron_llama`) on fake tensors, and
-predicted; no number of the package was chosen by these runs. Pipelines are played as nanotron plays them, with what
-their messages and collectives wait for (`nanotron_pipeline`).
+predicted not to fit, and another one to fit. Meshes of which some stage gets no block are left out, as they crash
+whatever their memory. Memory is what nanotron reports (`nanotron_memory`). Each is traced as nanotron trains
+(`nanotron_llama`) on fake tensors, and predicted; no number of the package was chosen by these runs. Pipelines are
+played as nanotron plays them, with what their messages and collectives wait for (`nanotron_pipeline`).
 
 The figure has pipelines of two versions of nanotron and does not say which is which: ``scaling_benchmarks.py`` ran some
 again, where their job was one of the early version (67c5ebb6), whose messages wait in steps of 0.1 s. `Published.polls`
@@ -35,11 +36,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from goals import beside_goal
 from llama_layers import Model
 from nanotron_llama import build
+from nanotron_memory import has_empty_stage, is_near_limit, reported_bytes
 from nanotron_pipeline import distinct_stages, pipeline_seconds
 from parallel_llama import Run
 from predicted_step import DATA, MODELS, Row, predicted, predicted_of, rank_correlation
@@ -152,23 +154,41 @@ def drawn(runs: Sequence[Published], count: int) -> Iterator[Published]:
             count -= len(part[:count])
 
 
-def predict(run: Published, kept: Path | None) -> tuple[Prediction, tuple[float, float] | None]:
-    """Return the prediction of a run, and the seconds of its step where it has not crashed.
+class Predicted(NamedTuple):
+    """What is predicted of a run.
 
-    The seconds are those of the version that it is taken to have run with, and of the other version of a pipeline.
+    Attributes:
+        prediction: of its step.
+        reported: bytes of memory that nanotron would report.
+        is_near_limit: whether its memory is nearly full, or does not fit.
+        seconds: of the step, for the version that the run is taken to have, and for the other one of a pipeline; None
+            where it has crashed.
     """
+
+    prediction: Prediction
+    reported: int
+    is_near_limit: bool
+    seconds: tuple[float, float] | None
+
+
+def predict(run: Published, kept: Path | None) -> Predicted:
+    """Predict a run."""
     row = run.row
-    if run.has_run and not run.has_stages:
-        prediction, seconds = predicted(row, kept)
-        return prediction, (seconds, seconds)
     # More microbatches than stages are not in flight, and each takes as long as the others.
     few = replace(row, run=replace(row.run, microbatches=min(row.run.microbatches, max(2, row.sizes["pp"]))))
-    prediction = predicted_of(few, kept)
-    if not run.has_run:
-        return prediction, None
-    polls = (POLL, 0.0) if run.polls else (0.0, POLL)
-    first, other = (pipeline_seconds(row, prediction, few.run.microbatches, poll) for poll in polls)
-    return prediction, (first, other)
+    count = few.run.microbatches
+    seconds: tuple[float, float] | None = None
+    if run.has_run and not run.has_stages:
+        prediction, alone = predicted(row, kept)
+        seconds = alone, alone
+    else:
+        prediction = predicted_of(few, kept)
+    if run.has_run and run.has_stages:
+        polls = (POLL, 0.0) if run.polls else (0.0, POLL)
+        first, other = (pipeline_seconds(row, prediction, count, poll) for poll in polls)
+        seconds = first, other
+    reported, is_near = (what(row, prediction, count) for what in (reported_bytes, is_near_limit))
+    return Predicted(prediction, reported, bool(is_near), seconds)
 
 
 def main() -> None:
@@ -186,24 +206,30 @@ def main() -> None:
     steps: dict[bool, list[float]] = {False: [], True: []}
     memories: dict[bool, list[float]] = {False: [], True: []}
     nearer: dict[bool, list[float]] = {False: [], True: []}
-    apart, near = [], []
+    apart, near, nearly_full, empty = [], [], [], []
     speeds: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for run in islice(drawn(read_sweep(options.file), options.skip + options.count), options.skip, None):
-        prediction, versions = predict(run, options.traces)
-        row, fit = run.row, prediction.memory.fit
+        row = run.row
+        if has_empty_stage(MODELS[row.model], row.sizes["pp"]):
+            empty.append(run.has_run)
+            continue
+        prediction, reported, is_near, versions = predict(run, options.traces)
+        fit = prediction.memory.fit
         apart.append(float((fit != "does not fit") == run.has_run))
         said = "crashed"
         if versions is not None and row.step is not None and row.memory is not None:
             seconds = versions[0]
             nearer[run.has_stages].append(min(abs(version / row.step - 1) for version in versions))
             steps[run.has_stages].append(abs(seconds / row.step - 1))
-            memories[run.has_stages].append(abs(prediction.memory / row.memory - 1))
+            memories[run.has_stages].append(abs(reported / row.memory - 1))
             speeds[run.group].append((row.step, seconds))
-            if row.memory >= NEARLY_FULL * prediction.memory.available:
-                near.append(float(fit != "fits"))
+            full = NEARLY_FULL * prediction.memory.available
+            nearly_full.append((reported >= full, row.memory >= full))
+            if row.memory >= full:
+                near.append(float(is_near))
             said = (
                 f"{seconds:7.2f} of {row.step:7.2f} s {seconds / row.step - 1:+6.1%}  "
-                f"{prediction.memory / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
+                f"{reported / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
             )
         sizes = " ".join(f"{axis}={size}" for axis, size in row.sizes.items() if size > 1)
         mesh = (
@@ -212,7 +238,7 @@ def main() -> None:
         print(f"{mesh:54} {said:45} predicted: {fit}", flush=True)
     orders = [rank_correlation(*map(list, zip(*pairs, strict=True))) for pairs in speeds.values() if len(pairs) > 2]
     order = "mean rank correlation within a model and number of nodes"
-    full = "runs with nearly full memory said to be near its limit"
+    limit = "runs with nearly full memory said to be near its limit"
     for kind, has_stages in (("without a pipeline", [False]), ("pipelines", [True]), ("all", [False, True])):
         errors, best, of_memory = (
             [one for which in has_stages for one in by[which]] for by in (steps, nearer, memories)
@@ -224,7 +250,11 @@ def main() -> None:
             print(beside_goal("median error of memory", statistics.median(of_memory), len(of_memory), most=0.10))
     print(beside_goal(order, statistics.mean(orders), len(orders), least=0.85) if orders else f"{order}: none drawn")
     print(beside_goal("ran and crashed told apart", statistics.mean(apart), len(apart), least=0.90))
-    print(beside_goal(full, statistics.mean(near), len(near), least=0.80) if near else f"{full}: none drawn")
+    if empty:
+        print(f"runs of which a stage gets no block, left out: {len(empty)}, of which {empty.count(False)} crashed")
+    print(beside_goal(limit, statistics.mean(near), len(near), least=0.80) if near else f"{limit}: none drawn")
+    both, alone = nearly_full.count((True, True)), nearly_full.count((True, False))
+    print(f"runs predicted to fill {NEARLY_FULL:.0%} of it: {both} of {len(near)} that do, {alone} that do not")
 
 
 if __name__ == "__main__":
