@@ -34,6 +34,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ from nanotron_pipeline import distinct_stages, pipeline_seconds
 from parallel_llama import Run
 from predicted_step import DATA, MODELS, Row, predicted, predicted_of, rank_correlation
 
+from dsexplore._internal.cost.cluster import Cluster
 from dsexplore._internal.cost.step.prediction import Prediction
 
 SHAPES = {
@@ -59,6 +61,7 @@ NAMES = {"x": "1B", "x2": "3B", "x3": "8B", "x4": "80B"}
 SEQUENCE, SAMPLES = 4096, 256
 SEEN = "1B", 1
 """Model and number of nodes of runs that were looked at before any was predicted."""
+CLUSTER = str(DATA / "ultrascale-p5.toml")
 AT_A_TIME = 12
 """Runs that are drawn of one model and number of nodes before those of the next."""
 DEVELOPMENT = 60
@@ -88,6 +91,11 @@ class Published:
         return self.row.sizes["pp"] > 1
 
     @property
+    def is_nearly_full(self) -> bool:
+        """True if it has run and its memory was nearly full."""
+        return self.row.memory is not None and self.row.memory >= nearly_full_bytes()
+
+    @property
     def polls(self) -> bool:
         """True for a pipeline that, as far as can be told, was not run again with the later version."""
         run, sizes = self.row.run, self.row.sizes
@@ -99,6 +107,12 @@ class Published:
     def group(self) -> tuple[str, int]:
         """Model and number of nodes."""
         return self.row.model, self.nodes
+
+
+@cache
+def nearly_full_bytes() -> float:
+    """Return the bytes from which on the memory of a GPU is nearly full."""
+    return NEARLY_FULL * Cluster.load(CLUSTER).memory.size
 
 
 def read_sweep(path: Path) -> list[Published]:
@@ -125,7 +139,7 @@ def _read(axis: str, label: str) -> Published | None:
     row = Row(
         "nanotron 2025",
         NAMES[axis],
-        str(DATA / "ultrascale-p5.toml"),
+        CLUSTER,
         run,
         sizes,
         float(speed.group(1).replace(",", "")) if speed else None,
@@ -200,6 +214,7 @@ def main() -> None:
         "--skip", type=int, default=0, help=f"runs that are drawn before, and left out; {DEVELOPMENT} were looked at"
     )
     parser.add_argument("--traces", type=Path, metavar="FOLDER", help="keep the traces there, and use those there are")
+    parser.add_argument("--nearly-full", action="store_true", help="only runs whose memory was nearly full")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     MODELS.update({NAMES[axis]: shape for axis, shape in SHAPES.items()})
@@ -208,7 +223,8 @@ def main() -> None:
     nearer: dict[bool, list[float]] = {False: [], True: []}
     apart, near, nearly_full, empty = [], [], [], []
     speeds: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    for run in islice(drawn(read_sweep(options.file), options.skip + options.count), options.skip, None):
+    runs = [run for run in read_sweep(options.file) if run.is_nearly_full or not options.nearly_full]
+    for run in islice(drawn(runs, options.skip + options.count), options.skip, None):
         row = run.row
         if has_empty_stage(MODELS[row.model], row.sizes["pp"]):
             empty.append(run.has_run)
@@ -223,9 +239,8 @@ def main() -> None:
             steps[run.has_stages].append(abs(seconds / row.step - 1))
             memories[run.has_stages].append(abs(reported / row.memory - 1))
             speeds[run.group].append((row.step, seconds))
-            full = NEARLY_FULL * prediction.memory.available
-            nearly_full.append((reported >= full, row.memory >= full))
-            if row.memory >= full:
+            nearly_full.append((reported >= nearly_full_bytes(), run.is_nearly_full))
+            if run.is_nearly_full:
                 near.append(float(is_near))
             said = (
                 f"{seconds:7.2f} of {row.step:7.2f} s {seconds / row.step - 1:+6.1%}  "
