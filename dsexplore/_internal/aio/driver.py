@@ -344,13 +344,13 @@ def _settle(
             raise _shortened(requests.fd, offset + result, length - result)
         if not may_complete or (result < 0 and -result not in _NO_BYTES):
             raise _failure(result, length)
-        moved = max(result, 0)
+        completed = max(result, 0)
         move_plainly(
             write=requests.write,
             fd=plain_fd(),
-            address=int(requests.addresses[index]) + moved,
-            nbytes=length - moved,
-            offset=offset + moved,
+            address=int(requests.addresses[index]) + completed,
+            nbytes=length - completed,
+            offset=offset + completed,
         )
         if slots is not None:
             slots.give(index, completed=True)

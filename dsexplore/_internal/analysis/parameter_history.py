@@ -107,9 +107,9 @@ def parameter_history(tables: Tables, parameter: str, sizes: Sizes = "wire") -> 
         what = _what(event, row["module"], unit)
         if not what:
             continue
-        moved = [moment for moment in moments if moment["what"] in ("gathered", "gradient reduced")]
-        if what == "gathered" and moved and moved[-1]["what"] == "gathered":
-            moments.append(_inferred("freed", moved[-1]["phase"]))
+        transfers = [moment for moment in moments if moment["what"] in ("gathered", "gradient reduced")]
+        if what == "gathered" and transfers and transfers[-1]["what"] == "gathered":
+            moments.append(_inferred("freed", transfers[-1]["phase"]))
         moments.append(
             {
                 "what": what,

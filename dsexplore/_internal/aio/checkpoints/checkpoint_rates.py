@@ -82,7 +82,9 @@ class MethodRates:
 
     def overhead(self, tensors: float) -> SaveTime:
         """Return the seconds that a checkpoint with this number of tensors takes besides its bytes."""
-        return SaveTime(*(fixed + tensors * each for fixed, each in zip(self.fixed, self.per_tensor, strict=True)))
+        return SaveTime(
+            *(fixed + tensors * one_tensor for fixed, one_tensor in zip(self.fixed, self.per_tensor, strict=True))
+        )
 
     @property
     def write_rate(self) -> float:

@@ -53,8 +53,8 @@ class Curve:
     @classmethod
     def of(cls, sizes: tuple[float, ...], ranges: Sequence[Range]) -> Curve:
         """Build a curve from a range of seconds per size."""
-        low, expected, high = zip(*((each.low, each.expected, each.high) for each in ranges), strict=True)
-        return cls(sizes, low, expected, high, tuple(each.why for each in ranges))
+        low, expected, high = zip(*((time.low, time.expected, time.high) for time in ranges), strict=True)
+        return cls(sizes, low, expected, high, tuple(time.why for time in ranges))
 
     @property
     def ranges(self) -> list[Range]:

@@ -87,9 +87,9 @@ def block_attention_seconds(
     seconds_per_key = (
         flops / (batch * heads * pairs) * BLOCK * processors / (rate * _width_efficiency(width, generation))
     )
-    moved = max(_ROWS, queries / blocks) * width * 2 * 2  # queries and results
+    block_bytes = max(_ROWS, queries / blocks) * width * 2 * 2  # queries and results
     active = min(processors, batch * heads * blocks)
-    block_start = start * (generation.block_start + moved * active / bandwidth)
+    block_start = start * (generation.block_start + block_bytes * active / bandwidth)
     longest_block = padded_keys * seconds_per_key + block_start
     if batch * heads * blocks <= processors:
         return start * generation.attention_start + longest_block

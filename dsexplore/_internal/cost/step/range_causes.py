@@ -80,7 +80,7 @@ def range_causes(low: SimulatedStep, expected: SimulatedStep, high: SimulatedSte
 
 def _seconds_of_step(played: SimulatedStep) -> dict[tuple[str, str], float]:
     """Return {(what, why): seconds} of the compute stream, which runs or waits at any time."""
-    found: dict[tuple[str, str], float] = {}
+    seconds_of: dict[tuple[str, str], float] = {}
     for (kind, axis, op, why), seconds in played.seconds_by_reason.items():
         if kind == "communication" or (kind == "exposed" and op == "recv"):
             continue
@@ -88,8 +88,8 @@ def _seconds_of_step(played: SimulatedStep) -> dict[tuple[str, str], float]:
             part = f"exposed {op} of {axis}" if axis else f"exposed {op}", why
         else:
             part = _KERNELS.get(kind, (kind, ""))
-        found[part] = found.get(part, 0.0) + seconds
-    return found
+        seconds_of[part] = seconds_of.get(part, 0.0) + seconds
+    return seconds_of
 
 
 def as_frame(causes: list[RangeCause]) -> pl.DataFrame:

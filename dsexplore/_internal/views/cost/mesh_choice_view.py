@@ -141,7 +141,7 @@ class _RankedMesh(NamedTuple):
 
 def _ranking_table(ranking: Sequence[MeshCandidate], most: int) -> str:
     """Return a row for each of the fastest ``most`` meshes; the longest bar is that of the slowest mesh."""
-    rows = [_RankedMesh(each.mesh, each.prediction) for each in ranking if each.prediction is not None]
+    rows = [_RankedMesh(mesh.mesh, mesh.prediction) for mesh in ranking if mesh.prediction is not None]
     slowest = max((row.prediction.step.expected for row in rows), default=0.0)
     columns = (
         text("mesh", lambda row: html.name(row.mesh)),

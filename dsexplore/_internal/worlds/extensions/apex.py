@@ -61,8 +61,8 @@ def multi_tensor_l2norm(
     chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, per_tensor: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of all tensors together, shape (1,), and with ``per_tensor`` that of each, else none; in fp32."""
-    each = [tensor.float().norm() for tensor in tensor_lists[0]]
-    norms = torch.stack(each) if each else noop_flag.new_zeros(0, dtype=torch.float32)
+    by_tensor = [tensor.float().norm() for tensor in tensor_lists[0]]
+    norms = torch.stack(by_tensor) if by_tensor else noop_flag.new_zeros(0, dtype=torch.float32)
     return norms.norm().reshape(1), norms if per_tensor else norms.new_empty(0)
 
 

@@ -242,7 +242,7 @@ class EngineCluster:
         alive = self._ask([engine for engine in older if engine in described], ANSWER_WAIT)
         for engine, newest in older.items():
             if engine in alive or engine not in described:
-                rank = next(own for own, engines in by_rank.items() if engine in engines)
+                rank = next(number for number, engines in by_rank.items() if engine in engines)
                 raise UsageError(f"engines {engine} and {newest} are both rank {rank}: stop the older one")
 
     def _ask(self, engines: Sequence[int], seconds: float) -> dict[int, _Description]:

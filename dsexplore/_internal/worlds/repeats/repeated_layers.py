@@ -64,10 +64,10 @@ def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> lis
 
 def _with_subclasses(kinds: Iterable[type]) -> set[type]:
     """Return classes and all that derive from them."""
-    found = set(kinds)
+    classes = set(kinds)
     for kind in kinds:
-        found |= _with_subclasses(kind.__subclasses__())
-    return found
+        classes |= _with_subclasses(kind.__subclasses__())
+    return classes
 
 
 def _has_parameters_of(module: nn.Module, mode: FakeTensorMode) -> bool:
