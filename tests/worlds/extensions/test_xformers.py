@@ -60,6 +60,64 @@ def test_batches_are_packed_and_split() -> None:
         assert_close(part, batch)
 
 
+FROM_FIRST = [[1, 0, 0, 0], [1, 1, 0, 0]]
+FROM_LAST = [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "second"),
+    [
+        (MASKS["BlockDiagonalMask"].from_seqlens([1, 2], [1, 4]), [[1] * 4] * 2),
+        (MASKS["BlockDiagonalCausalMask"].from_seqlens([1, 2], [1, 4]), FROM_FIRST),
+        (MASKS["BlockDiagonalCausalFromBottomRightMask"].from_seqlens([1, 2], [1, 4]), FROM_LAST),
+        (MASKS["BlockDiagonalMask"].from_seqlens([1, 2], [1, 4]).make_causal(), FROM_FIRST),
+        (MASKS["BlockDiagonalMask"].from_seqlens([1, 2], [1, 4]).make_causal_from_bottomright(), FROM_LAST),
+        (
+            MASKS["BlockDiagonalMask"].from_seqlens([1, 2], [1, 4]).make_local_attention(1),
+            [[1, 0, 0, 0], [0, 1, 0, 0]],
+        ),
+        (
+            MASKS["BlockDiagonalMask"].from_seqlens([1, 2], [1, 4]).make_local_attention_from_bottomright(2),
+            [[0, 1, 1, 0], [0, 0, 1, 1]],
+        ),
+    ],
+)
+def test_packed_masks_of_more_keys_than_queries(mask: Any, second: list[list[int]]) -> None:
+    expected = torch.block_diag(torch.ones(1, 1), torch.tensor(second)).bool()
+    assert_close(mask.materialize((3, 5), dtype=torch.bool), expected)
+    q, k = torch.randn(1, 3, 2, 8), torch.randn(1, 5, 2, 8)
+    x, y = q.transpose(1, 2), k.transpose(1, 2)
+    out = OPS["memory_efficient_attention"](q, k, k, attn_bias=mask)
+    assert_close(out, scaled_dot_product_attention(x, y, y, attn_mask=expected).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("LowerTriangularMask", FROM_FIRST), ("LowerTriangularFromBottomRightMask", FROM_LAST)]
+)
+def test_causal_masks_of_more_keys_than_queries(name: str, expected: list[list[int]]) -> None:
+    assert_close(MASKS[name]().materialize((2, 4), dtype=torch.bool), torch.tensor(expected).bool())
+
+
+def test_causal_masks_have_the_classes_of_xformers() -> None:
+    mask = MASKS["BlockDiagonalMask"].from_seqlens([3, 4])
+    assert isinstance(mask.make_causal_from_bottomright(), MASKS["BlockDiagonalCausalFromBottomRightMask"])
+    assert not isinstance(mask.make_causal_from_bottomright(), MASKS["BlockDiagonalCausalMask"])
+
+
+def test_fewer_keys_than_queries_cannot_be_aligned_at_the_last_key() -> None:
+    with pytest.raises(ValueError, match="2 queries but 1 keys"):
+        MASKS["BlockDiagonalMask"].from_seqlens([3, 2], [3, 1]).make_causal_from_bottomright()
+
+
+def test_a_bias_is_added_to_a_causal_mask() -> None:
+    bias = torch.arange(8.0).view(1, 2, 2, 2)
+    mask = MASKS["LowerTriangularMask"]().add_bias(bias)
+    expected = bias.masked_fill(~torch.ones(2, 2).bool().tril(), float("-inf"))
+    assert_close(mask.materialize((1, 2, 2, 2)), expected)
+    q = torch.randn(1, 2, 2, 8)
+    assert_close(OPS["memory_efficient_attention"](q, q, q, attn_bias=mask), attended(q, expected))
+
+
 def test_a_mask_is_added_to_scores() -> None:
     added = MASKS["LowerTriangularMask"]().materialize((1, 1, 2, 2))
     assert added.tolist() == [[[[0.0, float("-inf")], [0.0, 0.0]]]]

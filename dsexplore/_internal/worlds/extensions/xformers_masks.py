@@ -8,15 +8,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dsexplore._internal.worlds.extensions.plain_attention import Form, packed_mask
-
 Mask = TypeVar("Mask", bound="BlockDiagonalMask")
 
 
 class AttentionBias:
     """The keys that queries see, and the bias added to their scores."""
-
-    form = Form()
 
     def seen_by(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the mask of visible keys, shape (1, 1, queries, keys), or a bias for the scores.
@@ -37,23 +33,22 @@ class AttentionBias:
         return torch.zeros(*shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))
 
     def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """Return the mask of the keys that each query sees, shape (1, 1, queries, keys) or (queries, keys)."""
-        query_offsets = torch.tensor([0, queries], device=device)
-        key_offsets = torch.tensor([0, keys], device=device)
-        return packed_mask(query_offsets, queries, key_offsets, keys, self.form)
+        """Return the mask of the keys that each query sees, shape (queries, keys)."""
+        return torch.ones(queries, keys, dtype=torch.bool, device=device)
 
 
 class LowerTriangularFromBottomRightMask(AttentionBias):
     """A query sees keys up to its own position; the last query is at the last key."""
 
-    form = Form(causal=True)
+    def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return super()._seen(queries, keys, device).tril(keys - queries)
 
 
 class LowerTriangularMask(AttentionBias):
     """A query sees keys up to its own position; the first query is at the first key."""
 
     def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+        return super()._seen(queries, keys, device).tril()
 
     def add_bias(self, bias: Tensor) -> LowerTriangularMaskWithTensorBias:
         """Return this mask with a bias that is added to the scores."""
@@ -72,8 +67,14 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
 
     def seen_by(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the bias added to the scores."""
-        seen = super().seen_by(query, key)
-        return self._bias.masked_fill(~seen, float("-inf"))
+        return self.materialize((1, 1, query.shape[1], key.shape[1]), self._bias.dtype, self._bias.device)
+
+    def materialize(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """Return the bias added to scores of this shape, -inf for invisible keys; for ``torch.bool`` the mask."""
+        mask = super().materialize(shape, dtype, device)
+        return mask if dtype == torch.bool else mask + self._bias.to(device=device, dtype=dtype)
 
 
 class _Lengths:
@@ -109,7 +110,7 @@ class BlockDiagonalMask(AttentionBias):
     Args:
         q_seqinfo: offsets of the sequences of queries.
         k_seqinfo: offsets of the sequences of keys.
-        _batch_sizes: number of sequences of each packed batch; None if none was packed.
+        _batch_sizes: how many sequences each tensor given to `from_tensor_list` has; None for masks made otherwise.
     """
 
     def __init__(
@@ -151,28 +152,64 @@ class BlockDiagonalMask(AttentionBias):
         return split
 
     def make_causal(self) -> BlockDiagonalCausalMask:
-        """Return this mask with causal sequences: a query sees keys up to its own position."""
+        """Return this mask with causal sequences; the first query of each is at its first key."""
         return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
 
+    def make_causal_from_bottomright(self) -> BlockDiagonalCausalFromBottomRightMask:
+        """Return this mask with causal sequences; the last query of each is at its last key."""
+        return BlockDiagonalCausalFromBottomRightMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
+
     def make_local_attention(self, window_size: int) -> BlockDiagonalCausalLocalAttentionMask:
-        """Return this mask with causal sequences of which a query sees the last ``window_size`` keys."""
+        """Return `make_causal`'s mask, of which a query sees the last ``window_size`` keys."""
         return BlockDiagonalCausalLocalAttentionMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes, window_size)
 
-    make_causal_from_bottomright = make_causal
+    def make_local_attention_from_bottomright(
+        self, window_size: int
+    ) -> BlockDiagonalCausalLocalAttentionFromBottomRightMask:
+        """Return `make_causal_from_bottomright`'s mask, of which a query sees the last ``window_size`` keys."""
+        return BlockDiagonalCausalLocalAttentionFromBottomRightMask(
+            self.q_seqinfo, self.k_seqinfo, self._batch_sizes, window_size
+        )
 
     def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        query_offsets, key_offsets = self.q_seqinfo.seqstart.to(device), self.k_seqinfo.seqstart.to(device)
-        return packed_mask(query_offsets, queries, key_offsets, keys, self.form)
+        blocks = zip(self.q_seqinfo.intervals(), self.k_seqinfo.intervals(), strict=True)
+        return torch.block_diag(*(self._block(q[1] - q[0], k[1] - k[0], device) for q, k in blocks))
+
+    def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """Return the mask of one sequence, shape (queries, keys)."""
+        return torch.ones(queries, keys, dtype=torch.bool, device=device)
 
 
 class BlockDiagonalCausalMask(BlockDiagonalMask):
-    """For packed sequences: a query sees the keys of its own sequence up to its own position."""
+    """For packed sequences: a query sees keys up to its own position; the first query is at the first key."""
 
-    form = Form(causal=True)
+    def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return super()._block(queries, keys, device).tril()
 
 
-class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalCausalMask):
-    """As `BlockDiagonalCausalMask`; the last query of a sequence is at its last key."""
+class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
+    """For packed sequences: a query sees keys up to its own position; the last query is at the last key.
+
+    Raises:
+        ValueError: a sequence has fewer keys than queries, as in xformers.
+    """
+
+    def __init__(
+        self,
+        q_seqinfo: _Lengths,
+        k_seqinfo: _Lengths,
+        _batch_sizes: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
+        for q, k in zip(q_seqinfo.intervals(), k_seqinfo.intervals(), strict=True):
+            if k[1] - k[0] < q[1] - q[0]:
+                raise ValueError(
+                    f"a sequence has {q[1] - q[0]} queries but {k[1] - k[0]} keys: give at least as many keys, as "
+                    "the first queries would see none"
+                )
+
+    def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return super()._block(queries, keys, device).tril(keys - queries)
 
 
 class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
@@ -190,10 +227,38 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
         _window_size: int = 0,
     ) -> None:
         super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
-        if _window_size <= 0:
-            raise ValueError(f"_window_size={_window_size} has no keys: give 1 or more, as make_local_attention does")
-        self._window_size = _window_size
-        self.form = Form(causal=True, window=(_window_size - 1, 0))
+        self._window_size = _checked_window(_window_size)
+
+    def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return super()._block(queries, keys, device).triu(1 - self._window_size)
+
+
+class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFromBottomRightMask):
+    """As `BlockDiagonalCausalFromBottomRightMask`, of which a query sees only the last ``_window_size`` keys.
+
+    Raises:
+        ValueError: the window has no keys, as in xformers.
+    """
+
+    def __init__(
+        self,
+        q_seqinfo: _Lengths,
+        k_seqinfo: _Lengths,
+        _batch_sizes: Sequence[int] | None = None,
+        _window_size: int = 0,
+    ) -> None:
+        super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
+        self._window_size = _checked_window(_window_size)
+
+    def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return super()._block(queries, keys, device).triu(keys - queries + 1 - self._window_size)
+
+
+def _checked_window(size: int) -> int:
+    """Return the size of a window; raise ValueError if it has no keys."""
+    if size <= 0:
+        raise ValueError(f"_window_size={size} has no keys: give 1 or more, as make_local_attention does")
+    return size
 
 
 CLASSES = (
@@ -205,4 +270,5 @@ CLASSES = (
     BlockDiagonalCausalMask,
     BlockDiagonalCausalFromBottomRightMask,
     BlockDiagonalCausalLocalAttentionMask,
+    BlockDiagonalCausalLocalAttentionFromBottomRightMask,
 )
