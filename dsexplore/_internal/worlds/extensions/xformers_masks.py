@@ -173,7 +173,8 @@ class BlockDiagonalMask(AttentionBias):
 
     def _seen(self, queries: int, keys: int, device: torch.device) -> Tensor:
         blocks = zip(self.q_seqinfo.intervals(), self.k_seqinfo.intervals(), strict=True)
-        return torch.block_diag(*(self._block(q[1] - q[0], k[1] - k[0], device) for q, k in blocks))
+        seen: Tensor = torch.block_diag(*(self._block(q[1] - q[0], k[1] - k[0], device) for q, k in blocks))
+        return seen
 
     def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
         """Return the mask of one sequence, shape (queries, keys)."""
