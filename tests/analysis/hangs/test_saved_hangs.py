@@ -154,9 +154,12 @@ def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collecti
 
 IN_RECV = """
 exec(events); import sys, torch, torch.distributed as dist, dsexplore
-def die_in_recv(main=threading.main_thread().ident):
+def is_in_recv(main=threading.main_thread().ident):
+    code = sys._current_frames()[main].f_code
+    return code.co_name == "wait" and code.co_filename != threading.__file__  # where start() waits for its thread
+def die_in_recv():
     wait_for("all_reduce", 0, 2)
-    wait_until(lambda: sys._current_frames()[main].f_code.co_name == "wait")
+    wait_until(is_in_recv)
     os.kill(os.getpid(), 9)
 with dsexplore.commtrace(save=folder, timeout=1.5):
     dist.all_reduce(torch.ones(8))
@@ -178,7 +181,7 @@ with dsexplore.commtrace(save=folder, timeout=1.5):
 def test_a_rank_whose_send_finds_no_peer_any_more_is_not_to_blame(job: Job) -> None:
     """Rank 2 finds out that rank 1 is gone; rank 0 sends to it no earlier."""
     found = job(IN_RECV)
-    assert (found.culprits, found.reason, found.sources) == ((1,), "killed", {1: "<rank cell>:12"})
+    assert (found.culprits, found.reason, found.sources) == ((1,), "killed", {1: "<rank cell>:15"})
     assert [note.partition(" (")[0] for note in found.notes if "raised" in note] == [
         "rank 0 raised RuntimeError",
         "rank 2 raised RuntimeError",
