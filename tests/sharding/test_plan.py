@@ -310,7 +310,7 @@ LAZY = nn.LazyLinear(4)
         (lambda: dsexplore.sharding((4, 8), "R, S(2)", "dp=2,tp=2"), "S(2) on axis tp, but"),
         (lambda: dsexplore.sharding((), "S(0)", "dp=2"), "no dims: it can be replicated, not cut"),
         (lambda: dsexplore.sharding((4,), "Q(0)", "dp=2"), "'Q(0)' is not a placement: write Shard(0)"),
-        (lambda: dsexplore.sharding((4,), "_S(0, 0)", "dp=2"), "_S(0, 0): the split factor is a number of pieces: give 1 or more"),
+        (lambda: dsexplore.sharding((4,), "_S(0, 0)", "dp=2"), "_S(0, 0): the split factor is a number of pieces"),
         (lambda: dsexplore.sharding((4, -1), "S(0)", "dp=2"), "(4, -1) is not a shape"),
         (lambda: dsexplore.sharding("weights", "S(0)", "dp=2"), "'weights' is not a shape"),
         (lambda: dsexplore.sharding((4,)), "(4,) is neither a model nor a tensor; for a shape give placements="),
