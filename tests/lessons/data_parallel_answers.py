@@ -42,6 +42,7 @@ is_wrong("collectives", "wire_bytes", "passes the whole tensor on once",
          lambda op, size, n: (2 if op == "all_reduce" else 1) * size * (n - 1) / n)  # fmt: skip
 is_wrong("collectives", "wire_bytes", "Return a number", lambda op, size, n: None)
 is_wrong("collectives", "all_reduce_in_two", "Build it of two", lambda tensor: dist.all_reduce(tensor))
+is_wrong("collectives", "all_reduce_in_two", "keep torch.float32", lambda tensor: all_reduce_in_two(tensor).double())
 is_wrong("collectives", "ring_seconds", "paid in each step", lambda s, n, a, b: a + 2 * (n - 1) / n * s / b)
 is_wrong("collectives", "ring_seconds", "one part of n", lambda s, n, a, b: 2 * (n - 1) * (a + s / b))
 

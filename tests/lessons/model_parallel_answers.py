@@ -173,6 +173,7 @@ is_wrong("experts", "dispatch", "to the rank of its expert alone",
 is_wrong("experts", "dispatch", "one carries all tokens",
          lambda tokens, choice, counts: sent(sent(tokens, counts), counts, back=True))  # fmt: skip
 is_wrong("experts", "exchange", "and one back", lambda tokens, choice, counts, expert: expert(sent(tokens, counts)))
+is_wrong("experts", "exchange", "keep torch.float32", lambda *given: exchange(*given).half())
 is_wrong("experts", "exchange", "out[order] = returned", lambda *given: exchange_as(*given)[0])
 is_wrong("experts", "exchange", "what the first all_to_all brought", lambda tokens, choice, counts, expert:
          sent(sent(expert(tokens), counts), counts, back=True))  # fmt: skip

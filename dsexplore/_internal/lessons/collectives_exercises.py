@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dsexplore._internal.lessons.play import is_close, numbers, play
+from dsexplore._internal.lessons.exercise_tensors import random_tensor, require_close
+from dsexplore._internal.lessons.play import play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 ELEMENTS = 1 << 10
@@ -56,7 +57,7 @@ def _all_reduce_in_two(answer: Answer) -> Requirements:
     """Require a reduce_scatter and an all_gather in place of an all_reduce."""
     size = 4 * ELEMENTS
     for rank in (0, 3):
-        played = play(answer, 4, rank, numbers(ELEMENTS, seed=rank))
+        played = play(answer, 4, rank, random_tensor(ELEMENTS, seed=rank))
         ops = played.events["op"].to_list()
         yield Requirement("no all_reduce", "all_reduce" not in ops, "Build it of two other collectives.")
         is_direct = not {"broadcast", "reduce", "gather", "scatter", "send", "recv"} & {*ops}
@@ -80,10 +81,11 @@ def _all_reduce_in_two(answer: Answer) -> Requirements:
             played.events["message_bytes"].to_list() == [size, size],
             f"You sent {played.sent()}, not twice {size:,} bytes: scatter the tensor, gather its parts.",
         )
-        tensor = numbers(ELEMENTS, seed=rank)
-        yield Requirement(
+        tensor = random_tensor(ELEMENTS, seed=rank)
+        yield require_close(
             "it returns the parts that it gathered",
-            is_close(played.value, tensor.chunk(4)[rank].repeat(4)),
+            played.value,
+            tensor.chunk(4)[rank].repeat(4),
             "Return the gathered tensor, of the shape of the argument.",
         )
 

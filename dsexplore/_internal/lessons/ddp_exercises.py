@@ -6,7 +6,8 @@ from typing import cast
 
 from torch import nn
 
-from dsexplore._internal.lessons.play import Play, is_close, layers, numbers, play
+from dsexplore._internal.lessons.exercise_tensors import is_close, layers, random_tensor, require_close
+from dsexplore._internal.lessons.play import Play, play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements
 
 RANKS, LAYERS, WIDTH = 4, 6, 16
@@ -17,7 +18,7 @@ BUCKET = 2 * GRADIENT
 
 def _train(answer: Answer, rank: int, *more: object) -> Play:
     """Run the answer with a model, a batch and more arguments."""
-    return play(answer, RANKS, rank, layers(LAYERS, WIDTH), numbers(8, WIDTH, seed=100 + rank), *more)
+    return play(answer, RANKS, rank, layers(LAYERS, WIDTH), random_tensor(8, WIDTH, seed=100 + rank), *more)
 
 
 def _sends_all_reduces(played: Play) -> Requirements:
@@ -47,7 +48,7 @@ def _averages(played: Play) -> Requirements:
                 f"The gradient of {name} is neither sum nor mean: put what came back into parameter.grad, in the order "
                 "in which you took it, divided by the number of ranks."
             )
-        yield Requirement("gradients are means", is_close(parameter.grad, reference.grad / RANKS), hint)
+        yield require_close("gradients are means", parameter.grad, reference.grad / RANKS, hint)
 
 
 def _naive(answer: Answer) -> Requirements:

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dsexplore._internal.lessons.play import Play, is_close, numbers, play
+from dsexplore._internal.lessons.exercise_tensors import is_close, random_tensor, require_close
+from dsexplore._internal.lessons.play import Play, play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 RANKS, TOKENS, WIDTH = 4, 8, 4
@@ -20,7 +21,7 @@ COUNTS = [[choice.count(expert) for expert in range(RANKS)] for choice in CHOICE
 
 def _arguments(rank: int) -> tuple[Tensor, Tensor, list[list[int]]]:
     """Return the tokens of a rank, their experts, and `COUNTS`."""
-    return numbers(TOKENS, WIDTH, seed=rank), torch.tensor(CHOICES[rank]), [[*row] for row in COUNTS]
+    return random_tensor(TOKENS, WIDTH, seed=rank), torch.tensor(CHOICES[rank]), [[*row] for row in COUNTS]
 
 
 def _order_by_expert(rank: int) -> Tensor:
@@ -80,7 +81,7 @@ def _dispatch(answer: Answer) -> Requirements:
     for rank in (0, 2):
         played = play(answer, RANKS, rank, *_arguments(rank))
         yield from _dispatches(played, 1)
-        tokens = numbers(TOKENS, WIDTH, seed=rank)
+        tokens = random_tensor(TOKENS, WIDTH, seed=rank)
         count = min(_received(rank), TOKENS)
         got = played.value
         is_whole = isinstance(got, Tensor) and got.shape == (_received(rank), WIDTH)
@@ -90,9 +91,10 @@ def _dispatch(answer: Answer) -> Requirements:
             f"It returns {_shape(got)}, not {(_received(rank), WIDTH)}: make the output as long as this rank's "
             "column adds up to.",
         )
-        yield Requirement(
+        yield require_close(
             "tokens of one expert stand together",
-            is_close(cast("Tensor", got)[:count], _expected(tokens[_order_by_expert(rank)], count)),
+            cast("Tensor", got)[:count],
+            _expected(tokens[_order_by_expert(rank)], count),
             "all_to_all sends the first rows to rank 0, the next ones to rank 1, …: sort the tokens by expert first.",
         )
 
@@ -128,16 +130,17 @@ def _exchange(answer: Answer) -> Requirements:
             f"Rank {rank} sends {_splits(played, 1, 'send_splits')} back: what was received from a rank goes back "
             "to it.",
         )
-        tokens, order = numbers(TOKENS, WIDTH, seed=rank), _order_by_expert(rank)
+        tokens, order = random_tensor(TOKENS, WIDTH, seed=rank), _order_by_expert(rank)
         sent = 3 * tokens[order]
         back = torch.zeros(TOKENS, WIDTH)
         back[order] = sent
         if _received(rank) < TOKENS:
             continue  # the simulated rank receives fewer rows than it has sent, so not all come back
         is_sorted = is_close(played.value, sent)
-        yield Requirement(
+        yield require_close(
             "each token is back in its place",
-            is_close(played.value, back),
+            played.value,
+            back,
             "They stand by expert still: put them where they came from, out[order] = returned."
             if is_sorted
             else f"It returns {_shape(played.value)} of other numbers than the expert's: return what came back, "

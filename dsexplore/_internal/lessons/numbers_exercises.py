@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsexplore._internal.lessons.play import is_close, numbers
+from dsexplore._internal.lessons.exercise_tensors import is_close, random_tensor
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements
 
 WIDTH, HEADS, LENGTH = 16, 4, 8
@@ -39,7 +39,7 @@ def _loss_weights(answer: Answer) -> Requirements:
         yield Requirement(says, got is not None, f"Return a list of {ranks} numbers, one for each of {counts}.")
         assert got is not None
         wanted = [ranks * count / total for count in counts]
-        rows = [numbers(count, WIDTH, seed=at) for at, count in enumerate(counts)]
+        rows = [random_tensor(count, WIDTH, seed=at) for at, count in enumerate(counts)]
         averaged = sum((weight * losses.mean(0) for weight, losses in zip(got, rows, strict=True))) / ranks
         hint = f"{counts} targets on {ranks} ranks: yours are {[round(weight, 4) for weight in got]}. "
         if _agree(got, [1.0] * ranks):
@@ -87,7 +87,11 @@ def _attention(x: Tensor, qkv: Tensor, wo: Tensor, heads: int) -> Tensor:
 
 def _fused_rows(answer: Answer) -> Requirements:
     """Require the rows of fused query, key and value that match a rank's columns."""
-    x, qkv, wo = numbers(6, WIDTH, seed=0), numbers(3 * WIDTH, WIDTH, seed=1), numbers(WIDTH, WIDTH, seed=2)
+    x, qkv, wo = (
+        random_tensor(6, WIDTH, seed=0),
+        random_tensor(3 * WIDTH, WIDTH, seed=1),
+        random_tensor(WIDTH, WIDTH, seed=2),
+    )
     for ranks in (2, 4):
         rows = [_rows(answer(WIDTH, ranks, rank)) for rank in range(ranks)]
         every = sorted(row for rows_of_rank in rows for row in rows_of_rank)

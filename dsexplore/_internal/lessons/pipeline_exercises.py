@@ -7,7 +7,8 @@ from typing import cast
 
 from torch import Tensor
 
-from dsexplore._internal.lessons.play import numbers, play
+from dsexplore._internal.lessons.exercise_tensors import random_tensor
+from dsexplore._internal.lessons.play import play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 STAGES, MICROBATCHES = 4, 6
@@ -24,7 +25,7 @@ def _layer(x: Tensor) -> Tensor:
 def _stage(answer: Answer) -> Requirements:
     """Require the messages of a stage, microbatch by microbatch."""
     for rank in (0, 1, STAGES - 1):
-        batches = [numbers(2, 4, seed=index) for index in range(MICROBATCHES)]
+        batches = [random_tensor(2, 4, seed=index) for index in range(MICROBATCHES)]
         played = play(answer, STAGES, rank, batches, _layer)
         sends, receives = played.of("send"), played.of("recv")
         others = {*played.events["op"]} - {"send", "recv"}

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from dsexplore._internal.lessons.requirement import Answer
 from dsexplore._internal.trace.trace import Trace
@@ -23,8 +21,8 @@ from dsexplore._internal.worlds.simulate import simulate
 class Play:
     """The result of running a function as one rank.
 
-    A simulated rank receives nothing: the summands of other ranks are missing, and their parts are copies of its own.
-    So an all_reduce leaves its tensor as it is, and an all_gather repeats the rank's part.
+    A simulated rank receives nothing: all_reduce leaves a tensor as it is, and all_gather returns copies of the rank's
+    own part.
     """
 
     rank: int
@@ -84,24 +82,3 @@ def noted_waits() -> Iterator[dict[int, dist.Work]]:
         yield waited
     finally:
         dist.Work.wait = original  # type: ignore[method-assign]
-
-
-def numbers(*shape: int, seed: int) -> Tensor:
-    """Return random numbers that are the same in each run."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def layers(count: int, width: int) -> nn.Sequential:
-    """Return `count` square linear layers without biases, with the same weights in each run."""
-    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
-    with torch.no_grad():
-        for index, parameter in enumerate(model.parameters()):
-            parameter.copy_(numbers(width, width, seed=index) / width)
-    return model
-
-
-def is_close(got: object, wanted: Tensor) -> bool:
-    """Return True if an answer is a tensor with these values and this shape, up to rounding."""
-    if not isinstance(got, Tensor) or got.shape != wanted.shape:
-        return False
-    return torch.allclose(got.detach(), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from dsexplore._internal.lessons.play import is_close, layers, numbers, play
+from dsexplore._internal.lessons.exercise_tensors import is_close, layers, random_tensor, require_close
+from dsexplore._internal.lessons.play import play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 RANKS, LAYERS, WIDTH, RATE = 4, 4, 16, 0.5
@@ -44,7 +45,7 @@ def _sharded_step(answer: Answer) -> Requirements:
     """Require a step of SGD in which each rank updates its own shard."""
     elements = RANKS * WIDTH
     for rank in (0, 3):
-        parameter, gradient = numbers(elements, seed=1), numbers(elements, seed=2 + rank)
+        parameter, gradient = random_tensor(elements, seed=1), random_tensor(elements, seed=2 + rank)
         played = play(answer, RANKS, rank, parameter.clone(), gradient.clone(), RATE)
         ops, sizes = played.events["op"].to_list(), played.events["message_bytes"].to_list()
         yield Requirement(
@@ -74,15 +75,15 @@ def _sharded_step(answer: Answer) -> Requirements:
                 "Take shard number dist.get_rank() of the parameters, less rate × its mean gradient, and gather that."
             )
         wanted = (shard - RATE * summed / RANKS).repeat(RANKS)
-        yield Requirement("it returns the updated parameters", is_close(played.value, wanted), hint)
+        yield require_close("it returns the updated parameters", played.value, wanted, hint)
 
 
 def _gathered_forward(answer: Answer) -> Requirements:
     """Require a forward that gathers one layer at a time."""
     for rank in (0, 2):
-        weights = [numbers(WIDTH, WIDTH, seed=index) / WIDTH for index in range(LAYERS)]
+        weights = [random_tensor(WIDTH, WIDTH, seed=index) / WIDTH for index in range(LAYERS)]
         shards = [weight.flatten().chunk(RANKS)[rank].clone() for weight in weights]
-        batch = numbers(2, WIDTH, seed=50 + rank)
+        batch = random_tensor(2, WIDTH, seed=50 + rank)
         played = play(answer, RANKS, rank, batch, [shard.clone() for shard in shards])
         sizes = played.events["message_bytes"].to_list()
         ops = {*played.events["op"]}
@@ -104,7 +105,7 @@ def _gathered_forward(answer: Answer) -> Requirements:
         for shard in shards:
             batch = batch @ shard.repeat(RANKS).view(WIDTH, WIDTH)
         hint = f"Gather a shard, view it as {WIDTH} × {WIDTH}, then x = x @ weight, layer by layer."
-        yield Requirement("it returns what the layers compute", is_close(played.value, batch), hint)
+        yield require_close("it returns what the layers compute", played.value, batch, hint)
 
 
 def _train_sharded(answer: Answer, model: nn.Sequential, batch: Tensor) -> None:
@@ -117,7 +118,7 @@ def _train_sharded(answer: Answer, model: nn.Sequential, batch: Tensor) -> None:
 
 def _fsdp(answer: Answer) -> Requirements:
     """Require FSDP2 that gathers one layer at a time."""
-    played = play(_train_sharded, RANKS, 0, answer, layers(LAYERS, WIDTH), numbers(2, WIDTH, seed=3))
+    played = play(_train_sharded, RANKS, 0, answer, layers(LAYERS, WIDTH), random_tensor(2, WIDTH, seed=3))
     gathers, scatters = played.of("all_gather"), played.of("reduce_scatter")
     yield Requirement(
         "gradients are summed where they are kept",

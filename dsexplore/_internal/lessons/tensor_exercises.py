@@ -12,7 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
-from dsexplore._internal.lessons.play import Play, numbers, play
+from dsexplore._internal.lessons.exercise_tensors import random_tensor
+from dsexplore._internal.lessons.play import Play, play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 RANKS, BATCH, SEQUENCE, WIDTH = 4, 2, 8, 16
@@ -45,7 +46,7 @@ def _train(plan: Mapping[str, ParallelStyle], module: TwoLayers, batch: Tensor) 
 def _played(answer: Answer, length: int) -> Play:
     """Run a training step with the plan of the answer, on a batch of sequences of a length."""
     plan = cast("Mapping[str, ParallelStyle]", answer())
-    batch = numbers(BATCH, length, WIDTH, seed=1).requires_grad_()
+    batch = random_tensor(BATCH, length, WIDTH, seed=1).requires_grad_()
     return play(_train, RANKS, 0, plan, TwoLayers(), batch)
 
 
