@@ -43,6 +43,9 @@ def test_demo_says_the_same_every_time(capsys: pytest.CaptureFixture[str]) -> No
         (["demo", "--mesh", "dp=2,tp=8"], "do not divide among 8 ranks"),
         (["demo", "--html", "no/such/folder/out.html"], "there is no folder no/such/folder"),
         (["show", "no-such-trace"], "no-such-trace"),
+        (["show", "no-such-trace", "--html", "no/such/folder/out.html"], "there is no folder no/such/folder"),
+        (["hang", "no-such-folder", "--html", "no/such/folder/out.html"], "there is no folder no/such/folder"),
+        (["loading", "no-such-folder", "--html", "no/such/folder/out.html"], "there is no folder no/such/folder"),
     ],
 )
 def test_bad_input_is_one_line_with_an_address_and_status_2(

@@ -92,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.unknown = unknown
     try:
+        _check_folder(getattr(options, "html", None))
         return COMMANDS[options.command].run(options) or 0
     except (UsageError, TraceFileError, FileNotFoundError) as error:
         print(f"dsexplore {options.command}: {full_message(error)}", file=sys.stderr)
@@ -210,7 +211,6 @@ def _report(trace: object, html: Path | None) -> None:
     from dsexplore._internal.trace.trace import Trace
 
     assert isinstance(trace, Trace)
-    _check_folder(html)
     print_result(plain_text(trace))
     if html is not None:
         print(f"wrote {trace.to_html(html)}")
@@ -229,13 +229,13 @@ def _hang_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _hang(options: argparse.Namespace) -> None:
     report = dsexplore.explain_hang(options.paths)
-    _check_folder(options.html)
     print_result(json.dumps(report.to_dict(), indent=2) if options.json else plain_text(report))
     if options.html is not None:
         print(f"wrote {report.to_html(options.html)}", file=sys.stderr)
 
 
 def _check_folder(html: Path | None) -> None:
+    """Raise UsageError if the folder of the report is missing, before the work is done."""
     if html is not None and not html.parent.is_dir():
         raise UsageError(f"--html {html}: there is no folder {html.parent}")
 

@@ -32,11 +32,6 @@ def test_a_disk_that_cannot_be_used_is_a_sentence() -> None:
         show(options(), fail)
 
 
-def test_the_folder_of_the_page_is_looked_for_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no folder"):
-        show(options("--html", str(tmp_path / "no" / "page.html")), fail)
-
-
 def test_loading_prints_the_verdict_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"w": torch.ones(300)}, tmp_path / "model.pt")
     page = tmp_path / "page.html"

@@ -187,12 +187,10 @@ def show(options: argparse.Namespace, measure: Callable[[], Result]) -> None:
     """Measure, print the result as text or JSON, and write its page if ``--html`` was given.
 
     Raises:
-        UsageError: the page's folder does not exist, or the disk cannot be used.
+        UsageError: the disk cannot be used.
     """
     from dsexplore._internal.display import plain_text
 
-    if options.html is not None and not options.html.parent.is_dir():
-        raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
     try:
         result = measure()
     except OSError as error:

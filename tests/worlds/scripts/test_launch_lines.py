@@ -71,7 +71,10 @@ def test_a_file_of_hosts_is_counted(tmp_path: Path) -> None:
     assert read == Launched("t.py", (), nodes=2, processes=12)
 
 
-@pytest.mark.parametrize("line", ["torchrun --nnodes 2", "torchrun --nnodes", "python -u", "accelerate launch --cpu"])
+@pytest.mark.parametrize(
+    "line",
+    ["torchrun --nnodes 2", "torchrun --nnodes", "python -u", "python3.12 -u -c pass", "accelerate launch --cpu"],
+)
 def test_a_line_without_a_program_is_refused(line: str) -> None:
     with pytest.raises(UsageError, match="program"):
         read_launch_line(line.split())

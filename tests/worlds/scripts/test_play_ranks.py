@@ -165,6 +165,8 @@ def test_files_of_one_rank_are_no_ones_business() -> None:
     assert written_by_several([ScriptEnd(0, written=("a",)), ScriptEnd(1, written=("b",))]) == []
     (note,) = written_by_several([ScriptEnd(rank, written=("/a", "/b", "/c", "/d")) for rank in range(2)])
     assert "and 1 more were opened for writing by 2 of them" in note
+    (note,) = written_by_several([ScriptEnd(rank, written=("/a", "/b")[: 1 + (rank > 0)]) for rank in range(3)])
+    assert "were opened for writing by 2 to 3 of them" in note
 
 
 def test_a_temporary_file_without_a_name_is_no_result(tmp_path: Path) -> None:

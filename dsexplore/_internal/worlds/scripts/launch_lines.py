@@ -159,7 +159,7 @@ _WITHOUT_EFFECT = ("OMP_NUM_THREADS", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 
 def is_python(word: str) -> bool:
     """Return True for the name of a Python interpreter, ``python3.12``."""
-    return Path(word).name.rstrip("0123456789.") in ("python", "python3")
+    return Path(word).name.rstrip("0123456789.") == "python"
 
 
 def read_launch_line(words: Sequence[str], *, is_module: bool = False) -> Launched:
@@ -189,6 +189,8 @@ def _parse_python(words: Sequence[str]) -> Launched:
     """Parse a line ``python [options] (script | -m module)``."""
     remaining = list(words[1:])
     while remaining and remaining[0].startswith("-") and remaining[0] != "-m":
+        if remaining[0] == "-c":
+            raise UsageError(f"{' '.join(words)}: -c gives no program to trace: write it to a script")
         del remaining[: 2 if remaining[0] in ("-X", "-W") else 1]
     is_module = bool(remaining) and remaining[0] == "-m"
     if is_module:

@@ -357,7 +357,9 @@ def written_by_several(ends: Sequence[ScriptEnd]) -> list[str]:
     named = ", ".join(os.path.relpath(path) for path in shared[:_MAX_NAMED])
     were = "was" if len(shared) == 1 else "were"
     more = f" and {len(shared) - _MAX_NAMED} more" if len(shared) > _MAX_NAMED else ""
+    fewest, most = min(counts[path] for path in shared), max(counts.values())
+    ranks = f"{most}" if fewest == most else f"{fewest} to {most}"
     return [
         f"each of the {len(ends)} ranks runs the whole script, so {named}{more} {were} opened for writing by "
-        f"{counts[shared[0]]} of them, and the last one's content stays: write where the rank is 0"
+        f"{ranks} of them, and the last one's content stays: write where the rank is 0"
     ]

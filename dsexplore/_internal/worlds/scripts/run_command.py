@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import parse_mesh
+from dsexplore._internal.printed import print_result
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.scripts.launch_lines import Launched, read_launch_line
 from dsexplore._internal.worlds.scripts.play_distinct import play_script
@@ -37,10 +38,8 @@ def run(
         the exit status: the script's own, 1 if it raised an error, 130 if it was interrupted.
 
     Raises:
-        UsageError: numbers that do not fit together, no such script, or no folder for the report.
+        UsageError: sizes of the world that contradict each other, or no such script.
     """
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise UsageError(f"--html {options.html}: there is no folder {options.html.absolute().parent}")
     launched = read_launch_line([options.script, *options.arguments], is_module=options.module)
     program = Program(launched.script, launched.arguments, launched.is_module)
     _take_numbers(options, launched)
@@ -138,7 +137,7 @@ def _exit_status(end: ScriptEnd) -> int:
 
 def _show_trace(trace: Trace, options: argparse.Namespace) -> None:
     """Print the trace, and write the report if one was asked for."""
-    print(plain_text(trace))
+    print_result(plain_text(trace))
     if options.save is not None:
         print(f"wrote {options.save}")
     if options.html is not None:
