@@ -37,7 +37,7 @@ class DrawnSpans:
         return (self._of_times() if self.order == "measured" else self._of_order()) or self._extent()
 
     def who_waits(self) -> Skew | None:
-        """Return the skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
+        """Return the skew if each lane is a rank and times were measured; else None."""
         if self.order != "measured" or len(self.lanes) < 2 or not is_rank(self.lanes[0]):
             return None
         return self.skew if self.skew.is_timed and not self.skew.arrivals.is_empty() else None
@@ -51,8 +51,10 @@ class DrawnSpans:
         """Return who is late and how long the program blocks on disk and input; if neither, which time is exposed."""
         io = io_sentence(self.tables) if self.tables.io.height else ""
         late = self.who_waits()
+        if late is not None and (late.late_ranks or not io):
+            return f"{late.verdict()} {io}" if io else late.verdict()
         if late is not None:
-            return " ".join(filter(None, [late.verdict() if late.late_ranks or not io else "", io]))
+            return io
         time = Headline(self.tables).time
         return io or (time.text if time is not None else "")
 

@@ -65,6 +65,9 @@ def discover(
 ) -> dict[str, str]:
     """Return the variables that a torch launcher would have set; empty if all are set.
 
+    They are read from Azure ML's, SageMaker's, MPI's (by mpi4py) or Open MPI's variables, the first that apply. With
+    mpi4py installed, a process that no launcher started is rank 0 of 1.
+
     Raises:
         UsageError: none of the known launchers started this process.
     """

@@ -16,9 +16,9 @@ class Expense:
 
     Attributes:
         gpu_hours: hours of all ranks, whether they compute or wait.
-        energy: kWh of the GPUs at the most power that their data sheet allows, so an upper end, without their hosts,
-            the network and what cools them; None where the cluster's file has no ``power``.
-        money: in `currency`; None where the file has no ``price``.
+        energy: upper bound in kWh: the GPUs alone, without hosts, network and cooling, at the maximum power of their
+            data sheet; None where the cluster's file has no ``power``.
+        money: price in `currency`; None where the cluster's file has no ``price``.
         currency: ``"USD"``; empty without a price.
     """
 
@@ -41,9 +41,9 @@ def expense_of(seconds: Range, ranks: int, cluster: Cluster) -> Expense:
     """Return GPU hours, energy and price of a number of ranks over a time.
 
     Args:
-        seconds: how long they run.
-        ranks: of the job.
-        cluster: that they run on, with its power and price.
+        seconds: how long the ranks run.
+        ranks: number of ranks of the job.
+        cluster: cluster that they run on; its file gives power and price.
 
     Examples:
         >>> print(expense_of(Range.exactly(1800.0), 8, Cluster.load("dgx-h100")))
@@ -53,8 +53,8 @@ def expense_of(seconds: Range, ranks: int, cluster: Cluster) -> Expense:
     hours = Range(low, expected, high, unit="")
     price = cluster.price
     return Expense(
-        hours,
-        hours * (cluster.power / 1e3) if cluster.power is not None else None,
-        hours * price.per_hour if price is not None else None,
-        price.currency if price is not None else "",
+        gpu_hours=hours,
+        energy=hours * (cluster.power / 1e3) if cluster.power is not None else None,
+        money=hours * price.per_hour if price is not None else None,
+        currency=price.currency if price is not None else "",
     )

@@ -138,11 +138,12 @@ class Issued:
         """Fill in start and end if they were measured on a device.
 
         Args:
-            waits: whether to wait for the device; if not, a collective in flight has no end yet.
+            waits: True to wait for the device; False to leave the end of a collective that still runs None.
         """
-        if self.span is not None and (self.span.has_end if waits else self.span.is_over):
+        span = self.span  # another thread may set it to None
+        if span is not None and (span.has_end if waits else span.is_over):
             if not self.failure:
-                self.start, self.end = self.span.read()
+                self.start, self.end = span.read()
             self.span = None
 
     @property

@@ -1,4 +1,6 @@
-"""All rules, in the order in which they are tried: narrow ones first."""
+"""The reasons why a plan's numbers may differ from the model's, in the order in which they are tried: narrow ones
+first.
+"""
 
 from __future__ import annotations
 

@@ -46,12 +46,15 @@ class ProcessGroupNCCL:
 
 
 def _add_nccl(patches: Patches, parts: Parts) -> None:
+    """Add `ProcessGroupNCCL` to torch.distributed where torch was built without NCCL."""
     for module in (dist, distributed_c10d):
         if not hasattr(module, "ProcessGroupNCCL"):
             patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
 
 
 def _with_device(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    """Give the tensors of a DDP bucket the device mark of its parameters."""
+
     def placed(self: Any) -> Any:
         tensors = original(self)
         place(tensors, device_among(self.parameters()))
@@ -61,6 +64,8 @@ def _with_device(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any]
 
 
 def _rebuild_on_cpu(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    """Make the local tensor of a DTensor's spec on a cuda mesh in the memory of the CPU."""
+
     def rebuild(arg: Any) -> Any:
         meta = arg.tensor_meta
         if meta is None or arg.mesh.device_type != "cuda":
@@ -71,6 +76,8 @@ def _rebuild_on_cpu(original: Callable[[Any], Any], parts: Parts) -> Callable[[A
 
 
 def _placed_local(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    """Give the local tensor of a flattened DTensor the device mark of the DTensor."""
+
     def flatten(tensor: torch.Tensor) -> Any:
         local, spec = original(tensor)
         place(local, device_of(tensor))
@@ -80,6 +87,8 @@ def _placed_local(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any
 
 
 def _offload_to_cpu(original: Callable[..., DTensor], parts: Parts) -> Callable[..., DTensor]:
+    """Mark a sharded parameter as on the CPU if its FSDP group offloads parameters."""
+
     def to_sharded_dtensor(self: Any, tensor: torch.Tensor) -> DTensor:
         made = original(self, tensor)
         if self.offload_to_cpu and not tensor.is_meta:
