@@ -215,9 +215,13 @@ def _handles(
     works: list[Any], group: td.ProcessGroup | None, call: LoggedCall | None, copies: Sequence[list[CopyBack]]
 ) -> list[td.Work]:
     """Return one handle per operation if torch returns one each; NCCL returns one for the whole batch."""
-    if len(works) == len(copies) and (call is None or len(call.issued) in (0, len(works))):
-        parts = call.parts() if call is not None and call.issued else [None] * len(works)
-        pairs = zip(works, parts, copies, strict=True)
-        return [Handle(work, "batch_isend_irecv", group, part, copy) for work, part, copy in pairs]
-    all_copies = [copy for operation_copies in copies for copy in operation_copies]
-    return [Handle(work, "batch_isend_irecv", group, call, all_copies) for work in works]
+    if len(works) != len(copies):
+        copies = [[copy for operation_copies in copies for copy in operation_copies]] * len(works)
+    logged = call if call is not None and call.issued else None
+    labels: Sequence[LoggedCall | None] = [logged] * len(works)
+    if logged is not None and len(logged.issued) == len(works):
+        labels = logged.parts()
+    return [
+        Handle(work, "batch_isend_irecv", group, label, copy)
+        for work, label, copy in zip(works, labels, copies, strict=True)
+    ]
