@@ -43,6 +43,11 @@ def test_mpirun_on_several_nodes_needs_an_address() -> None:
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("node0", "77")
 
 
+def test_without_its_sizes_mpirun_is_not_taken_for_one_node() -> None:
+    with pytest.raises(UsageError, match="several nodes and MASTER_ADDR is not set"):
+        discover({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+
+
 @pytest.mark.parametrize(
     ("local_size", "more", "address", "port"),
     [

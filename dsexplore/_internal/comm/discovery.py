@@ -94,7 +94,8 @@ def _has_open_mpi_rendezvous(environment: Mapping[str, str]) -> bool:
 
 
 def _is_single_node(environment: Mapping[str, str]) -> bool:
-    return environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == environment.get("OMPI_COMM_WORLD_SIZE")
+    size = environment.get("OMPI_COMM_WORLD_SIZE")
+    return size is not None and environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
 
 
 def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict[str, str]:
