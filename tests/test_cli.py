@@ -92,6 +92,29 @@ def test_show_shows_a_saved_trace(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "all_reduce" in (tmp_path / "run.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "work"),
+    [
+        (["demo"], "dsexplore._internal.worlds.simulate.simulate"),
+        (["show", "run"], "dsexplore.load"),
+        (["hang", "run"], "dsexplore.explain_hang"),
+        (["run", "--world-size", "2", "train.py"], "dsexplore._internal.cli._run_script"),
+        (["aio", "folder"], "dsexplore._internal.aio.command.run"),
+        (["comm", "--real", "2"], "dsexplore._internal.cost.comm_command.run"),
+    ],
+)
+def test_the_folder_of_the_page_is_looked_for_before_the_work(
+    arguments: list[str], work: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begin(*_arguments: object, **_named: object) -> None:
+        pytest.fail(f"{work} was called")
+
+    monkeypatch.setattr(work, begin)
+    command, *rest = arguments
+    assert cli.main([command, "--html", "no/folder/page.html", *rest]) == 2
+    assert "--html no/folder/page.html: there is no folder no/folder" in capsys.readouterr().err
+
+
 class TestLab:
     def test_starts_jupyterlab_on_a_copy_of_the_tour(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -206,11 +206,8 @@ def _show(options: argparse.Namespace) -> None:
     _report(dsexplore.load(options.path), options.html)
 
 
-def _report(trace: object, html: Path | None) -> None:
+def _report(trace: Trace, html: Path | None) -> None:
     """Print a trace as text, and write its page to `html` if given."""
-    from dsexplore._internal.trace.trace import Trace
-
-    assert isinstance(trace, Trace)
     print_result(plain_text(trace))
     if html is not None:
         print(f"wrote {trace.to_html(html)}")
@@ -234,10 +231,10 @@ def _hang(options: argparse.Namespace) -> None:
         print(f"wrote {report.to_html(options.html)}", file=sys.stderr)
 
 
-def _check_folder(html: Path | None) -> None:
-    """Raise UsageError if the folder of the report is missing, before the work is done."""
-    if html is not None and not html.parent.is_dir():
-        raise UsageError(f"--html {html}: there is no folder {html.parent}")
+def _check_folder(html: Path | str | None) -> None:
+    """Raise UsageError if the page could not be written, before the command's work is done."""
+    if html and not Path(html).parent.is_dir():
+        raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
