@@ -82,7 +82,7 @@ def gradient_message(stage: Any) -> Any:
 
 @contextmanager
 def shortened(schedule: Any, microbatches: int, stages: int) -> Iterator[None]:
-    """Let a schedule run `microbatches` in its step, as if the pipeline had so many `stages`, inside the block."""
+    """Set a schedule's number of microbatches and of stages inside the block."""
     before = schedule._n_microbatches, schedule._num_stages
     schedule._n_microbatches, schedule._num_stages = microbatches, stages
     try:

@@ -137,7 +137,7 @@ class IoUring(CompiledEngine):
         raise OSError(code, f"io_uring_setup for queue_depth {depth}: {os.strerror(code)}{_advice(code)}")
 
     def register(self, address: int, nbytes: int) -> None:
-        """Let the kernel map a buffer once, instead of at every request in it.
+        """Register a buffer, which the kernel then maps once, instead of at every request in it.
 
         Raises:
             OSError: ``RLIMIT_MEMLOCK`` does not allow it (ENOMEM).
@@ -163,7 +163,7 @@ class IoUring(CompiledEngine):
         self._queue.table = table.ctypes.data
 
     def _use_registered(self, table: NDArray[np.void], requests: Requests) -> None:
-        """Let requests whose memory is in one part of the registered buffer use it."""
+        """Mark the requests whose memory is in one part of the registered buffer as reading or writing there."""
         assert self._fixed is not None
         begin, nbytes = self._fixed
         first = requests.addresses - begin

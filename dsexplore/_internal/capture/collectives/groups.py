@@ -46,7 +46,7 @@ class Group:
     met_axis: str = ""
     """The group's axis in a mesh with named axes when it was first used, as that mesh may be gone by the end."""
     met_mesh: str = ""
-    """That mesh, ``"dp=2,tp=4"``."""
+    """Text of the mesh of `met_axis`, ``"dp=2,tp=4"``."""
     axis_in_description: str = ""
     """The axis that its description names; empty if it names none."""
     axis_of_peer: Mapping[int, str] = field(default_factory=dict)

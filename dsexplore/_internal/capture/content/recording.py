@@ -171,5 +171,5 @@ class OptimizerMarks:
 
     @property
     def of_optimizers(self) -> OptimizerMarks:
-        """This object itself."""
+        """Recording itself, as the owner of marks of optimizers."""
         return self

@@ -310,7 +310,7 @@ quarter of that of a prediction."""
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Let the garbage collector run seldom in the block."""
+    """Raise the threshold of the garbage collector inside the block."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT_AFTER, *before[1:])
     try:

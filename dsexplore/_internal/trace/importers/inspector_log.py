@@ -47,7 +47,7 @@ class InspectorCall:
     name: str
     """Name of the communicator; empty if it has none."""
     place: int
-    """This rank's place in the communicator."""
+    """Rank of the process in the communicator."""
     size: int
     """Number of ranks in the communicator."""
     op: str

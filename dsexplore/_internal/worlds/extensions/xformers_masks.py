@@ -213,8 +213,8 @@ class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
         return super()._block(queries, keys, device).tril(keys - queries)
 
 
-class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
-    """As `BlockDiagonalCausalMask`, of which a query sees only the last ``_window_size`` keys.
+class _Windowed(BlockDiagonalMask):
+    """For packed sequences: a query sees only the last ``_window_size`` keys of those that its class lets it see.
 
     Raises:
         ValueError: the window has no keys, as in xformers.
@@ -228,38 +228,23 @@ class BlockDiagonalCausalLocalAttentionMask(BlockDiagonalCausalMask):
         _window_size: int = 0,
     ) -> None:
         super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
-        self._window_size = _checked_window(_window_size)
+        if _window_size <= 0:
+            raise ValueError(f"_window_size={_window_size} has no keys: give 1 or more, as make_local_attention does")
+        self._window_size = _window_size
+
+
+class BlockDiagonalCausalLocalAttentionMask(_Windowed, BlockDiagonalCausalMask):
+    """As `BlockDiagonalCausalMask`, of which a query sees only the last ``_window_size`` keys."""
 
     def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
         return super()._block(queries, keys, device).triu(1 - self._window_size)
 
 
-class BlockDiagonalCausalLocalAttentionFromBottomRightMask(BlockDiagonalCausalFromBottomRightMask):
-    """As `BlockDiagonalCausalFromBottomRightMask`, of which a query sees only the last ``_window_size`` keys.
-
-    Raises:
-        ValueError: the window has no keys, as in xformers.
-    """
-
-    def __init__(
-        self,
-        q_seqinfo: _Lengths,
-        k_seqinfo: _Lengths,
-        _batch_sizes: Sequence[int] | None = None,
-        _window_size: int = 0,
-    ) -> None:
-        super().__init__(q_seqinfo, k_seqinfo, _batch_sizes)
-        self._window_size = _checked_window(_window_size)
+class BlockDiagonalCausalLocalAttentionFromBottomRightMask(_Windowed, BlockDiagonalCausalFromBottomRightMask):
+    """As `BlockDiagonalCausalFromBottomRightMask`, of which a query sees only the last ``_window_size`` keys."""
 
     def _block(self, queries: int, keys: int, device: torch.device) -> Tensor:
         return super()._block(queries, keys, device).triu(keys - queries + 1 - self._window_size)
-
-
-def _checked_window(size: int) -> int:
-    """Return the size of a window; raise ValueError if it has no keys."""
-    if size <= 0:
-        raise ValueError(f"_window_size={size} has no keys: give 1 or more, as make_local_attention does")
-    return size
 
 
 CLASSES = (
