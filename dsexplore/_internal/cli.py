@@ -25,6 +25,7 @@ from dsexplore._internal.printed import print_result
 
 if TYPE_CHECKING:
     from dsexplore._internal.trace.trace import Trace
+    from dsexplore._internal.worlds.scripts.run_as_rank import Setting
 
 TOUR = "01_first_trace.ipynb"
 
@@ -284,13 +285,13 @@ def _run_script(options: argparse.Namespace) -> int:
 
     cluster = Cluster.load(options.hardware or DEFAULT)  # an unknown name raises before the script runs
 
-    def show_prediction(trace: Trace) -> None:
+    def show_prediction(trace: Trace, setting: Setting) -> None:
         if trace.tables.kernels.is_empty():
             print("nothing was computed, so no step is predicted", file=sys.stderr)
             return
         prediction = trace.predict(
             cluster,
-            ranks_per_node=options.ranks_per_node,
+            ranks_per_node=setting.ranks_per_node,
             async_tp=options.async_tp,
             attention=options.attention or "flash-2",
         )

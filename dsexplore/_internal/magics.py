@@ -24,7 +24,7 @@ from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.commtrace import commtrace
 from dsexplore._internal.worlds.real.engine_cluster import EngineCluster
 from dsexplore._internal.worlds.real.rank_world import CellRun, RankWorld
-from dsexplore._internal.worlds.scripts.play_ranks import parse_ranks
+from dsexplore._internal.worlds.scripts.rank_processes import parse_ranks
 from dsexplore._internal.worlds.simulate import World
 from dsexplore._internal.worlds.world_settings import WorldSettings
 
@@ -58,7 +58,7 @@ def _parser() -> MagicParser:
     option("--profile", metavar="NAME", help="run on the engines of the ipyparallel cluster of that profile")
     option("--backend", metavar="NAME", help="of real ranks: gloo (default), or nccl with one GPU per rank")
     option("--timeout", type=float, metavar="S", help="seconds after which real ranks are ended (default: 60)")
-    option("--rank", type=int, metavar="R", help="the simulated rank to play (default: 0)")
+    option("--rank", type=int, metavar="R", help="the simulated rank to run as (default: 0)")
     option("--ranks", metavar="RANKS", help="the ranks that run the cell, of those that are kept (default: all)")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option(

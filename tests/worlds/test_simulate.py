@@ -133,7 +133,7 @@ class TestScriptsThatSetUpThemselves:
             with monkeypatch.context() as launcher, pytest.raises(UsageError, match="asks for 2 ranks"):
                 launcher.setenv("WORLD_SIZE", "2")
                 init_process_group("gloo")
-            with pytest.raises(UsageError, match=r"asks for rank 3, but this process plays rank 0"):
+            with pytest.raises(UsageError, match=r"asks for rank 3, but this process runs as rank 0"):
                 init_process_group("gloo", world_size=8, rank=3)
 
     def test_are_as_before_afterwards(self) -> None:

@@ -44,7 +44,7 @@ def commtrace(
     Args:
         world_size: number of ranks to simulate.
         mesh: the axes of the simulated world, ``"dp=2,tp=4"``, or a ``DeviceMesh``.
-        rank: the simulated rank to play.
+        rank: the simulated rank to run as.
         fake: run on fake tensors.
         hardware: the machine that the simulated world shows, a GPU, a cluster or ``"cpu"``; see `simulate`.
         values: what reads of fake tensors return on certain lines; see `simulate`.

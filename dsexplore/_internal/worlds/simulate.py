@@ -1,4 +1,4 @@
-"""`simulate`: one process plays one rank of a world of N, and nothing is sent.
+"""`simulate`: one process runs as one rank of a world of N, and nothing is sent.
 
 Requirements on this module:
 
@@ -73,14 +73,14 @@ def simulate(
 ) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and yield its device mesh.
 
-    This process plays one rank: collectives are issued, and can be traced, but nothing is sent. So counts, bytes,
+    This process runs as one rank: collectives are issued, and can be traced, but nothing is sent. So counts, bytes,
     groups and placements are those of the real program; **values are not** (each rank sees its own shard only).
 
     Args:
         world_size: number of ranks; may be omitted if ``mesh`` is given. A mesh is accepted here too.
         mesh: the axes, outermost first: ``"dp=2,tp=4"``, a mapping, or a ``DeviceMesh``. Without one
             the mesh has a single axis without a name.
-        rank: the rank to play.
+        rank: the rank to run as.
         fake: run the block on fake tensors, which have shapes but no memory: for models that do not fit here.
         ranks_per_node: ranks on each node, 8 unless given; sets ``LOCAL_RANK`` and similar variables.
         hardware: the machine whose traffic is shown and which ``torch.cuda`` describes: a GPU (``"h100"``) or a cluster
@@ -142,7 +142,7 @@ class World:
     Attributes:
         size: number of ranks.
         spec: the mesh that the user named.
-        rank: the rank that this process plays.
+        rank: the rank that this process runs as.
         fake: True if tensors are fake.
         ranks_per_node: ranks on a node.
         hardware: the machine; None for an H100 from the first use of ``cuda``.
@@ -150,7 +150,7 @@ class World:
         target: the traffic that is shown: ``"cuda"``, GPUs with NCCL, or ``"cpu"``, gloo.
         remarks: warnings and notes about the world.
         stage_shapes: source of other pipeline stages' shapes; set it before the world is opened.
-        shared_objects: objects of other ranks that are played at the same time; set it before the world is opened.
+        shared_objects: objects of other ranks that run at the same time; set it before the world is opened.
 
     Raises:
         UsageError: the settings do not fit together.

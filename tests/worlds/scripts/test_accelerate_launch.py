@@ -1,7 +1,4 @@
-"""A script finds the variables that ``accelerate launch`` sets, whether or not accelerate is installed.
-
-Modules: ``worlds/scripts/launch_lines.py``.
-"""
+"""A script finds the variables that ``accelerate launch`` sets, whether or not accelerate is installed."""
 
 from __future__ import annotations
 

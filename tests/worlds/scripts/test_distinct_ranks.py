@@ -9,7 +9,7 @@ import pytest
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import parse_mesh
 from dsexplore._internal.sharding.chunks import Cut
-from dsexplore._internal.worlds.scripts.distinct_ranks import MOST_PLAYED, Distinct, Outcome, Search
+from dsexplore._internal.worlds.scripts.distinct_ranks import MAX_RANKS, Distinct, Outcome, Search
 from dsexplore._internal.worlds.scripts.rank_axes import Axis, ObservedGroup, axes_of
 from dsexplore._internal.worlds.scripts.rank_conditions import RankTest
 from dsexplore._internal.worlds.scripts.shard_shapes import ShardedShape
@@ -34,7 +34,7 @@ def find(
     tests: Sequence[str] = (),
     shapes: Callable[[int], frozenset[ShardedShape]] = lambda _rank: frozenset(),
 ) -> Distinct:
-    """Search a world in which a function gives what each rank does, with rank 0 played."""
+    """Search a world in which a function gives what each rank does, with rank 0 run."""
     size = parse_mesh(mesh).size
 
     def outcome(rank: int) -> Outcome:
@@ -44,18 +44,23 @@ def find(
     conditions = [
         RankTest(text, "train.py:1", tuple(eval(f"lambda rank: {text}")(r) for r in range(size))) for text in tests
     ]
-    found: dict[int, Outcome] = {0: outcome(0)}
-    search = Search(size, axes(mesh, pipeline), conditions, lambda ranks: {r: outcome(r) for r in ranks}, found)
-    result = search.run()
+    search = Search(
+        world_size=size,
+        axes=axes(mesh, pipeline),
+        tests=conditions,
+        trace_ranks=lambda ranks: {r: outcome(r) for r in ranks},
+        outcomes={0: outcome(0)},
+    )
+    result = search.find()
     everyone = sorted(rank for one in result.classes for rank in one.ranks)
     assert everyone == list(range(size))  # each rank is described once
     return result
 
 
 def check(result: Distinct, does: Does) -> None:
-    """Assert that each rank does the same as the played rank that represents it."""
+    """Assert that each rank does the same as the rank that represents it."""
     for one in result.classes:
-        assert {str(does(rank)) for rank in one.ranks} == {str(does(one.played))}
+        assert {str(does(rank)) for rank in one.ranks} == {str(does(one.representative))}
 
 
 @pytest.mark.parametrize(
@@ -85,18 +90,18 @@ def test_finds_all_that_differ(mesh: str, pipeline: str, does: Does, classes: in
     assert result.unexplained == ()
 
 
-def test_plays_few_of_many() -> None:
+def test_runs_few_of_many() -> None:
     result = find("pp=16,dp=128,tp=8", lambda rank: rank // 1024, "pp")
     assert len(result.classes) == 16
     assert {len(one.ranks) for one in result.classes} == {1024}
-    assert len(result.played) == 21
+    assert len(result.traced) == 21
     assert result.differ == ("pp",)
     assert result.without_effect == ("dp", "tp")
 
 
 @pytest.mark.parametrize("does", [lambda rank: rank < 2, lambda rank: rank < 511], ids=["first", "last"])
 def test_changes_beside_the_ends_of_an_axis_need_no_halving(does: Does) -> None:
-    assert len(find("dp=512", does).played) <= 7
+    assert len(find("dp=512", does).traced) <= 7
 
 
 @pytest.mark.parametrize(
@@ -138,9 +143,9 @@ def test_a_rank_that_nothing_explains_stands_for_itself_and_is_named() -> None:
     ((odd, like),) = result.unexplained
     assert odd == middle
     assert like != middle
-    assert [one.ranks for one in result.classes if one.played == middle] == [(middle,)]
+    assert [one.ranks for one in result.classes if one.representative == middle] == [(middle,)]
 
 
 def test_too_many_that_differ_are_one_error() -> None:
-    with pytest.raises(UsageError, match=f"more than {MOST_PLAYED:,} ranks of 4,096 may differ"):
+    with pytest.raises(UsageError, match=f"more than {MAX_RANKS:,} ranks of 4,096 may differ"):
         find("dp=4096", lambda rank: rank)

@@ -75,7 +75,7 @@ def test_each_once_and_with_its_line(tmp_path: Path) -> None:
         ("def f():\n    if self.rank == 2:\n        pass", 1),
         ("if rank == dist.get_world_size() - 1:\n    pass", 1),
         ("if rank == 0:\n    pass", 0),  # logging
-        ("if rank == 5:\n    pass", 0),  # the rank that is played
+        ("if rank == 5:\n    pass", 0),  # the rank that runs
         ("if rank == 16:\n    pass", 0),  # not in the world
         ("if local_rank == 1:\n    pass", 0),  # one on each node
         ("if rank != 1:\n    pass\nif rank == other:\n    pass\nif frank == 'x':\n    pass", 0),

@@ -146,12 +146,12 @@ class TestEnds:
         assert ran.status == 0
         assert str(own) in ran.out
 
-    def test_code_of_another_rank_is_there_when_that_rank_is_played(
+    def test_code_of_another_rank_is_there_when_that_rank_runs(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = script(tmp_path, "if dist.get_rank() == 1:\n    dist.send(torch.ones(3), 0)\n")
         out = Ran(capsys, "--world-size", "4", path).out
-        assert f"({path}:4) runs on rank 1 only, and this is rank 0: --rank 1 plays it" in out
+        assert f"({path}:4) runs on rank 1 only, and this is rank 0: --rank 1 runs it" in out
         assert "  send " not in out
         out = Ran(capsys, "--world-size", "4", "--rank", "1", path).out
         assert "  send " in out
@@ -183,6 +183,7 @@ class TestOptions:
         [
             ([], "how many ranks has the world? Give --world-size 64"),
             (["--world-size", "10", "--nnodes", "3"], "10 ranks do not divide into --nnodes 3 nodes"),
+            (["--nnodes", "0", "--nproc-per-node", "8"], "--nnodes 0 is not a number of nodes: give 1 or more"),
             (["--world-size", "8", "--nnodes", "2", "--nproc-per-node", "2"], "are 4 ranks, but the world has 8"),
             (["--world-size", "12", "--nproc-per-node", "8"], "does not divide into nodes of 8 ranks"),
             (["--world-size", "6", "--mesh", "dp=2,tp=4"], "8 ranks, but the world size is 6"),

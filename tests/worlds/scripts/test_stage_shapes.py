@@ -60,7 +60,7 @@ def test_sends_what_a_real_rank_sends(script: Path) -> None:
 def test_a_stage_that_never_knows_is_one_error(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("if rank == 0:", "if rank == 0:\n    raise ValueError('no data')\nelif rank == -1:"))
-    with pytest.raises(dsexplore.UsageError, match=r"stage 0 was played as rank 0 for its output shapes.*no data"):
+    with pytest.raises(dsexplore.UsageError, match=r"rank 0 was run for the output shapes of .* 0,.*no data"):
         dsexplore.run(path, world_size=3, rank=1, hardware="cpu")
 
 
@@ -74,28 +74,28 @@ class TestEarlierStages:
         monkeypatch.setattr(stage_shapes, "output_message", lambda stage: f"answer {stage.stage_index}")
         monkeypatch.setattr(stage_shapes, "rank_of_stage", lambda stage, index: 10 * index)
 
-    def test_are_played_in_turn_each_with_the_answers_before(self) -> None:
-        played: list[tuple[int, int, dict[int, Any]]] = []
+    def test_are_run_in_turn_each_with_the_answers_before(self) -> None:
+        ran: list[tuple[int, int, dict[int, Any]]] = []
 
-        def play(rank: int, index: int, known: Any) -> str:
-            played.append((rank, index, dict(known)))
+        def run(rank: int, index: int, known: Any) -> str:
+            ran.append((rank, index, dict(known)))
             return f"answer {index}"
 
-        earlier = EarlierStages(play)
+        earlier = EarlierStages(run)
         assert earlier.ask(stage(2), 1) == "answer 1"
-        assert played == [(0, 0, {}), (10, 1, {0: "answer 0"})]
+        assert ran == [(0, 0, {}), (10, 1, {0: "answer 0"})]
         earlier.ask(stage(2), 1)
-        assert len(played) == 2
+        assert len(ran) == 2
 
-    def test_a_stage_of_the_same_rank_is_not_played(self) -> None:
-        earlier = EarlierStages(lambda *_: pytest.fail("played"))
+    def test_a_stage_of_the_same_rank_is_not_run(self) -> None:
+        earlier = EarlierStages(lambda *_: pytest.fail("run"))
         earlier.record(stage(0))
         assert earlier.ask(stage(1), 0) == "answer 0"
 
     def test_ranks_share_answers_through_a_folder(self, tmp_path: Path) -> None:
         EarlierStages(lambda *_: None, str(tmp_path), rank=10).record(stage(1))
         EarlierStages(lambda *_: None, str(tmp_path), rank=0).record(stage(0))
-        assert EarlierStages(lambda *_: pytest.fail("played"), str(tmp_path)).ask(stage(2), 1) == "answer 1"
+        assert EarlierStages(lambda *_: pytest.fail("run"), str(tmp_path)).ask(stage(2), 1) == "answer 1"
         assert len([*tmp_path.iterdir()]) == 2
 
     def test_the_program_ends_with_the_answer_that_is_wanted(self) -> None:

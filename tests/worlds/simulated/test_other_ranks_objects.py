@@ -121,7 +121,7 @@ def test_a_substitution_is_said_once_with_its_lines() -> None:
         for _ in range(3):
             dist.broadcast_object_list(["own"])
     (note,) = trace.info.notes
-    assert note.startswith("broadcast_object_list receives an object of rank 0, which no process plays")
+    assert note.startswith("broadcast_object_list receives an object of rank 0, which no process runs")
     assert note.endswith(")")
     assert note.count("test_other_ranks_objects.py:") == 1
 

@@ -75,7 +75,7 @@ def test_a_schedule_finds_the_targets_backend_unless_one_was_asked_for(target: T
 
 
 class TestStagesWithoutShapesWhereNobodyAnswers:
-    """In a notebook, other ranks cannot be played, as there is no script."""
+    """In a notebook, other ranks cannot be run, as there is no script."""
 
     def step(self, index: int, *arguments: torch.Tensor) -> None:
         with simulate(mesh="pp=2", rank=index, fake=True) as mesh:

@@ -1,6 +1,6 @@
-"""A script receives objects of other ranks, which are played on demand.
+"""A script receives objects of other ranks, which are run on demand.
 
-Modules: ``worlds/simulated/shared_objects.py``, ``worlds/scripts/play_rank.py``.
+Modules: ``worlds/simulated/shared_objects.py``, ``worlds/scripts/run_as_rank.py``.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _ROUNDED = 1e-9
 _TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE + skew_view.STYLE
 _STYLE = _TWIN_STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
-_PLAYED_ALONE = (
+_REPRESENTATIVES = (
     "The totals above count each rank once for every rank that it represents; the tree and the sections below count "
     "the {ranks} ranks in the trace, each once."
 )
@@ -248,6 +248,6 @@ def _header(tables: Tables) -> str:
     """Return the summary of the trace, and its notes."""
     notes = [_NOT_REAL] if tables.info.simulated else []
     if tables.info.stands_for:
-        notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))
+        notes.append(_REPRESENTATIVES.format(ranks=len(tables.info.ranks)))
     notes += [*tables.info.notes, *naming_notes(tables)]
     return f"<p><b>Trace</b> {html.prose(_summary(tables), longest=0)}</p>{html.notes(notes, longest=LONGEST_NOTE)}"

@@ -6,7 +6,7 @@
 * It supports ops that torch's mode does not: grouped products of all dtypes, and ops that call functions.
 
 Results of all other ops are those of `FakeTensorMode`. Its cached results are reused for later calls, also in other
-worlds and in processes that play other ranks (`shared_entries`). Ops that torch does not cache, those of c10d, FSDP2
+worlds and in processes that run as other ranks (`shared_entries`). Ops that torch does not cache, those of c10d, FSDP2
 and the profiler, take a shorter path.
 """
 

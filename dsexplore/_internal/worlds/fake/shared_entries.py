@@ -1,4 +1,4 @@
-"""Cached results of ops on fake tensors, shared between the processes that play the ranks of one world.
+"""Cached results of ops on fake tensors, shared between the processes that run the ranks of one world.
 
 In each process torch computes the result of an op once for given shapes, which takes a millisecond or more. A training
 step has hundreds of such calls, and most of them are the same on all ranks. So the first ranks save their cached
@@ -37,8 +37,8 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
     """Load the results that earlier ranks saved in a folder; if there are none, save this rank's when the block ends.
 
     Args:
-        folder: folder that the ranks of this world share; empty if no other ranks are played.
-        rank: rank that this process plays.
+        folder: folder that the ranks of this world share; empty if no other rank runs.
+        rank: rank that this process runs as.
     """
     if entered() is None or not folder:
         yield

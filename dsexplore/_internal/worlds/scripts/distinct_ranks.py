@@ -1,6 +1,6 @@
-"""Find the classes of ranks that do the same, by playing few ranks of a world.
+"""Find the classes of ranks that do the same, by running few ranks of a world.
 
-A rank's traffic depends on its coordinates, on its shards, and on conditions on its number. The search plays
+A rank's traffic depends on its coordinates, on its shards, and on conditions on its number. The search runs
 
 * all stages of a pipeline, at one coordinate of the other axes (the second, which is typical);
 * the first and the last rank along all other axes at once. If these differ from the second, the first and the last
@@ -9,10 +9,10 @@ A rank's traffic depends on its coordinates, on its shards, and on conditions on
 * one rank for each combination of differing coordinates and conditions, and for each size of shards;
 * a rank in the middle of all axes, as a check.
 
-Ranks are compared by the digests of their traces. A rank that was not played is represented by a played one with the
+Ranks are compared by the digests of their traces. A rank that was not run is represented by one that was, with the
 same stage, conditions and shards. This assumes that an axis has the same effect at all coordinates of the other axes,
 that nothing changes between two equal ranks on an axis, and that the program depends on the rank in no other way.
-Every played rank is checked against these assumptions.
+Every rank that was run is checked against these assumptions.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from dsexplore._internal.worlds.scripts.rank_axes import Axis
 from dsexplore._internal.worlds.scripts.rank_conditions import RankTest
 from dsexplore._internal.worlds.scripts.shard_shapes import ShardedShape, ranks_by_shapes
 
-MOST_STAGES = 64
-"""Longest pipeline axis on which all stages are played; a longer one is searched like other axes."""
-MOST_PLAYED = 1024
-"""Largest number of ranks to play."""
+MAX_STAGES = 64
+"""Longest pipeline axis on which all stages are run; a longer one is searched like other axes."""
+MAX_RANKS = 1024
+"""Maximal number of ranks to run."""
 
 Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of playing a rank.
+    """The outcome of running a rank.
 
     Attributes:
         digest: digest of its trace; equal for ranks that do the same.
         shapes: shardings of the parameters whose local shapes are left out of the digest.
-        whole: digest that includes all local shapes.
+        full_digest: digest that includes all local shapes.
     """
 
     digest: str
     shapes: frozenset[ShardedShape] = frozenset()
-    whole: str = ""
+    full_digest: str = ""
 
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks that do the same: a played one, and all ranks that it represents, itself included."""
+    """Ranks that do the same: one that was run, and all ranks that it represents, itself included."""
 
-    played: int
+    representative: int
     ranks: tuple[int, ...]
 
 
@@ -65,22 +65,22 @@ class Distinct:
     """The classes of all ranks of a world, and the axes and conditions that separate them.
 
     Attributes:
-        classes: the classes, by played rank.
-        played: all ranks that were played.
+        classes: the classes, by representative.
+        traced: all ranks that were run.
         differ: axes and conditions that make a difference.
         without_effect: axes and conditions that make none.
-        unexplained: pairs of a played rank and the rank that should represent it, which differ for no known reason.
+        unexplained: pairs of a rank and the one that should represent it, which differ for no known reason.
     """
 
     classes: tuple[RankClass, ...]
-    played: tuple[int, ...]
+    traced: tuple[int, ...]
     differ: tuple[str, ...] = ()
     without_effect: tuple[str, ...] = ()
     unexplained: tuple[tuple[int, int], ...] = ()
 
 
-Play = Callable[[Sequence[int]], Mapping[int, Outcome]]
-"""Plays ranks, each once, and returns their outcomes."""
+TraceRanks = Callable[[Sequence[int]], Mapping[int, Outcome]]
+"""Runs ranks, each once, and returns their outcomes."""
 
 
 @dataclass
@@ -91,21 +91,21 @@ class Search:
         world_size: number of ranks.
         axes: axes of the world.
         tests: conditions on the rank in the program.
-        play: plays ranks.
-        outcomes: {rank: outcome} of the ranks that were played so far.
+        trace_ranks: runs ranks.
+        outcomes: {rank: outcome} of the ranks that were run so far.
     """
 
     world_size: int
     axes: Sequence[Axis]
     tests: Sequence[RankTest]
-    play: Play
+    trace_ranks: TraceRanks
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
-    def run(self) -> Distinct:
-        """Play the ranks that are needed, and return the classes.
+    def find(self) -> Distinct:
+        """Run the ranks that are needed, and return the classes.
 
         Raises:
-            UsageError: more ranks differ than can be played.
+            UsageError: more ranks differ than can be run.
         """
         self._ranks: Numbers = np.arange(self.world_size)
         # The base rank is the second along all axes but pipelines.
@@ -115,29 +115,29 @@ class Search:
         self._distance: Numbers = np.zeros(self.world_size, dtype=np.int64)
         for axis in self.axes:
             self._distance += self._coordinates(axis) != axis.coordinate(self._base)
-        # The played ranks that show the effect of axes: those on a line through the base rank.
+        # The ranks that show the effect of axes: those on a line through the base rank.
         self._along = {self._base, *self._stages()}
         # Ranks of the last stage, which do least, come last, so that no processor is idle for long.
-        self._play([self._middle(), *sorted(self._along), *self._corners(), *self._ends_of_tests(tests)])
+        self._trace([self._middle(), *sorted(self._along), *self._corners(), *self._ends_of_tests(tests)])
         keys = self._keys_by_axes()
         typical = self._typical(keys)
         matter = self._tests_that_matter(tests, typical)
         for test in matter:
             keys = _joined(keys, np.array(test.holds, dtype=np.int64))
-        self._play_representatives(keys)
+        self._trace_representatives(keys)
         keys = self._keys_by_shards(keys)
         return self._classes(keys, tests, matter)
 
-    def _play(self, ranks: Iterable[int]) -> None:
-        """Play those of the ranks that were not played before."""
+    def _trace(self, ranks: Iterable[int]) -> None:
+        """Run those of the ranks that were not run before."""
         new = [rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes]
-        if len(self.outcomes) + len(new) > MOST_PLAYED:
+        if len(self.outcomes) + len(new) > MAX_RANKS:
             raise UsageError(
-                f"more than {MOST_PLAYED:,} ranks of {self.world_size:,} may differ from each other: name those to "
-                "play, like --ranks 0,8, or play --ranks all of a smaller world"
+                f"more than {MAX_RANKS:,} ranks of {self.world_size:,} may differ from each other: name those to "
+                "run, like --ranks 0,8, or run --ranks all of a smaller world"
             )
         if new:
-            self.outcomes.update(self.play(new))
+            self.outcomes.update(self.trace_ranks(new))
 
     def _rank_at(self, axis: Axis, coordinate: int) -> int:
         """Return the rank with this coordinate on an axis, and the base rank's coordinates on all others."""
@@ -145,7 +145,7 @@ class Search:
 
     def _stages(self) -> list[int]:
         """Return a rank of each pipeline stage: that with the base rank's other coordinates."""
-        pipelines = (axis for axis in self.axes if axis.is_pipeline and axis.size <= MOST_STAGES)
+        pipelines = (axis for axis in self.axes if axis.is_pipeline and axis.size <= MAX_STAGES)
         return [self._rank_at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
 
     def _corners(self) -> list[int]:
@@ -200,67 +200,67 @@ class Search:
         """Return a key per rank, equal for ranks with coordinates that make no difference."""
         self._find_changes()
         keys: Numbers = np.zeros(self.world_size, dtype=np.int64)
-        self._matter: list[Axis] = []
+        self._differing: list[Axis] = []
         for axis in self.axes:
             classes = self._classes_along(axis)
             if len(set(classes)) > 1:
-                self._matter.append(axis)
+                self._differing.append(axis)
                 keys = _joined(keys, np.array(classes)[self._coordinates(axis)])
         return keys
 
     def _find_changes(self) -> None:
         """Bisect between differing ranks until each change along an axis is between two neighbors."""
-        self._play_along(self._ends_of_axes())
+        self._trace_along(self._ends_of_axes())
         gaps = [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]
-        self._play_along(self._rank_at(axis, at) for axis, (low, high) in gaps for at in (low + 1, high - 1))
+        self._trace_along(self._rank_at(axis, at) for axis, (low, high) in gaps for at in (low + 1, high - 1))
         while gaps := [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]:
-            self._play_along(self._rank_at(axis, (low + high) // 2) for axis, (low, high) in gaps)
+            self._trace_along(self._rank_at(axis, (low + high) // 2) for axis, (low, high) in gaps)
 
-    def _play_along(self, ranks: Iterable[int]) -> None:
-        """Play ranks on a line through the base rank, which differ because of one axis alone."""
+    def _trace_along(self, ranks: Iterable[int]) -> None:
+        """Run ranks on a line through the base rank, which differ because of one axis alone."""
         ranks = list(ranks)
         self._along.update(ranks)
-        self._play(ranks)
+        self._trace(ranks)
 
     def _gaps(self, axis: Axis) -> list[tuple[int, int]]:
-        """Return pairs of neighboring played coordinates whose ranks differ, with unplayed coordinates in between."""
-        played = self._played_along(axis)
-        return [(low, high) for (low, before), (high, other) in pairwise(played) if high - low > 1 and before != other]
+        """Return pairs of coordinates of ranks that were run and differ, with coordinates of other ranks in between."""
+        traced = self._traced_along(axis)
+        return [(low, high) for (low, before), (high, other) in pairwise(traced) if high - low > 1 and before != other]
 
-    def _played_along(self, axis: Axis) -> list[tuple[int, str]]:
-        """Return (coordinate, digest) of the played ranks on an axis through the base rank."""
+    def _traced_along(self, axis: Axis) -> list[tuple[int, str]]:
+        """Return (coordinate, digest) of the ranks that were run on an axis through the base rank."""
         coordinates = ((at, self._rank_at(axis, at)) for at in range(axis.size))
         return [(at, self.outcomes[rank].digest) for at, rank in coordinates if rank in self._along]
 
     def _classes_along(self, axis: Axis) -> list[int]:
-        """Return the class of each coordinate: the class of the nearest played coordinate at or below it."""
+        """Return the class of each coordinate: that of the nearest rank that was run, at or below it."""
         numbers: dict[str, int] = {}
-        played = dict(self._played_along(axis))
+        digests = dict(self._traced_along(axis))
         classes, current = [], 0
         for at in range(axis.size):
-            if at in played:
-                current = numbers.setdefault(played[at], len(numbers))
+            if at in digests:
+                current = numbers.setdefault(digests[at], len(numbers))
             classes.append(current)
         return classes
 
     def _typical(self, keys: Numbers) -> Numbers:
-        """Return, for each rank, the played rank that represents it according to the axes alone."""
-        self._play_representatives(keys)
+        """Return, for each rank, the one that represents it according to the axes alone."""
+        self._trace_representatives(keys)
         representatives = self._representatives(keys)
         return np.array([representatives[key] for key in keys.tolist()])
 
-    def _play_representatives(self, keys: Numbers) -> None:
-        """Play a rank for each key without a played one: the rank nearest to the base rank."""
-        played = self._representatives(keys)
+    def _trace_representatives(self, keys: Numbers) -> None:
+        """Run a rank for each key without one: the rank nearest to the base rank."""
+        representatives = self._representatives(keys)
         nearest = []
         for key in np.unique(keys).tolist():
-            if key not in played:
+            if key not in representatives:
                 members = np.flatnonzero(keys == key)
                 nearest.append(int(members[np.argmin(self._distance[members])]))
-        self._play(nearest)
+        self._trace(nearest)
 
     def _representatives(self, keys: Numbers) -> dict[int, int]:
-        """Return {key: the played rank with this key that is nearest to the base rank}."""
+        """Return {key: of the ranks that were run with this key, the one nearest to the base rank}."""
         representatives: dict[int, int] = {}
         for rank in sorted(self.outcomes, key=lambda rank: (int(self._distance[rank]), rank)):
             representatives.setdefault(int(keys[rank]), rank)
@@ -277,7 +277,7 @@ class Search:
             other = np.flatnonzero(holds != holds[typical])
             if len(other):
                 ends += [(test, int(other[0])), (test, int(other[-1]))]
-        self._play(rank for _, rank in ends)
+        self._trace(rank for _, rank in ends)
         matter: dict[tuple[bool, ...], RankTest] = {}
         for test, rank in ends:
             if self.outcomes[rank].digest != self.outcomes[int(typical[rank])].digest:
@@ -285,28 +285,28 @@ class Search:
         return self._fewest(list(matter.values()), typical)
 
     def _fewest(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
-        """Return the conditions needed to explain the differences between played ranks, rarest first."""
+        """Return the conditions needed to explain the differences between ranks that were run, rarest first."""
         needed: list[RankTest] = []
-        odd = {
+        unexplained = {
             rank
             for rank, outcome in self.outcomes.items()
             if outcome.digest != self.outcomes[int(typical[rank])].digest
         }
         for test in sorted(tests, key=lambda test: min(sum(test.holds), len(test.holds) - sum(test.holds))):
-            explained = {rank for rank in odd if test.holds[rank] != test.holds[int(typical[rank])]}
+            explained = {rank for rank in unexplained if test.holds[rank] != test.holds[int(typical[rank])]}
             if explained:
                 needed.append(test)
-                odd -= explained
+                unexplained -= explained
         return needed
 
     def _keys_by_shards(self, keys: Numbers) -> Numbers:
-        """Split the keys by sizes of shards, play a rank for each new key, and return the keys."""
+        """Split the keys by sizes of shards, run a rank for each new key, and return the keys."""
         numbers = np.zeros(self.world_size, dtype=np.int64)
         for key, rank in self._representatives(keys).items():
             members = np.flatnonzero(keys == key)
             numbers[members] = ranks_by_shapes(self.outcomes[rank].shapes, members)
         keys = _joined(keys, numbers)
-        self._play_representatives(keys)
+        self._trace_representatives(keys)
         return keys
 
     def _classes(self, keys: Numbers, tests: Sequence[RankTest], matter: Collection[RankTest]) -> Distinct:
@@ -321,19 +321,19 @@ class Search:
         unexplained: dict[int, int] = {}
         for rank, outcome in self.outcomes.items():
             representative = representatives[int(keys[rank])]
-            if outcome.whole != self.outcomes[representative].whole:
+            if outcome.full_digest != self.outcomes[representative].full_digest:
                 unexplained[rank] = representative
         first: dict[str, int] = {}
         for rank in representatives.values():  # ranks with different keys may do the same
-            first.setdefault(self.outcomes[rank].whole, rank)
+            first.setdefault(self.outcomes[rank].full_digest, rank)
         members: dict[int, list[int]] = {}
         for rank, key in enumerate(keys.tolist()):
-            played = rank if rank in unexplained else first[self.outcomes[representatives[key]].whole]
-            members.setdefault(played, []).append(rank)
-        names = {axis.name for axis in self._matter}
+            representative = rank if rank in unexplained else first[self.outcomes[representatives[key]].full_digest]
+            members.setdefault(representative, []).append(rank)
+        names = {axis.name for axis in self._differing}
         return Distinct(
             classes=tuple(RankClass(rank, tuple(ranks)) for rank, ranks in sorted(members.items())),
-            played=tuple(sorted(self.outcomes)),
+            traced=tuple(sorted(self.outcomes)),
             differ=(*names_of(self.axes, names), *(_text(test) for test in matter)),
             without_effect=(
                 *names_of(self.axes, {axis.name for axis in self.axes} - names),

@@ -6,14 +6,17 @@ options have no effect in a simulated world.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.scripts.accelerate_launch import launch_settings
+
+_SHORT_OPTION = re.compile(r"(-[a-zA-Z])(\d+)")
+"""An option of one letter with its number, ``-n4``."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class _Launcher:
         hosts: options that list hosts, each with its slots: ``a:0,1@b:0,1``, or a file of them.
         hosts_are_counted: True if hosts are listed with numbers of slots: ``a:2,b:2``.
         module: options that run a module.
-        starts: number of processes that it starts on a node unless an option says it; None for one per GPU.
-        is_accelerate: True for accelerate, which has a configuration file and sets environment variables.
+        processes_by_default: number of processes on each node unless an option says it; None for one per GPU.
+        read_settings: returns all options and the environment variables that the launcher sets, given the options and
+            words of the line; None if the line has all options, and it sets none.
         runs_commands: True if a command may follow its options: ``python train.py``, or a launcher.
     """
 
@@ -65,8 +69,8 @@ class _Launcher:
     hosts: tuple[str, ...] = ()
     hosts_are_counted: bool = False
     module: tuple[str, ...] = ("-m", "--module")
-    starts: int | None = None
-    is_accelerate: bool = False
+    processes_by_default: int | None = None
+    read_settings: Callable[[Mapping[str, str], Sequence[str]], tuple[dict[str, str], dict[str, str]]] | None = None
     runs_commands: bool = False
 
 
@@ -79,7 +83,7 @@ _TORCHRUN = _Launcher(
     flags=_words("standalone no-python run-path use-env virtual-local-rank", "--"),
     nodes=("--nnodes",),
     per_node=("--nproc-per-node",),
-    starts=1,
+    processes_by_default=1,
 )
 _ACCELERATE = _Launcher(
     flags=_words(
@@ -94,7 +98,7 @@ _ACCELERATE = _Launcher(
     | {"-q"},
     nodes=("--num-machines",),
     processes=("--num-processes",),
-    is_accelerate=True,
+    read_settings=launch_settings,
 )
 _DEEPSPEED = _Launcher(
     flags=_words(
@@ -116,7 +120,7 @@ _SRUN = _Launcher(
     per_node=("--ntasks-per-node",),
     processes=("-n", "--ntasks"),
     module=(),
-    starts=1,
+    processes_by_default=1,
     runs_commands=True,
 )
 _MPIRUN = _Launcher(
@@ -146,15 +150,6 @@ _LAUNCHERS: dict[tuple[str, ...], _Launcher] = {
     ("mpiexec",): _MPIRUN,
 }
 """{the words that a launcher's line begins with, or the name of its module: the launcher}."""
-_VARIABLES = {
-    "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
-    "--gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-}
-"""{option of ``accelerate launch``: the environment variable that it becomes}, for when accelerate is not installed."""
-
-_CONFIG_OPTIONS = ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps")
-_WITHOUT_EFFECT = ("OMP_NUM_THREADS", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
-"""Variables with no effect on a process that is already running, or on a simulated GPU."""
 
 
 def is_python(word: str) -> bool:
@@ -200,34 +195,48 @@ def _parse_python(words: Sequence[str]) -> Launched:
     return read_launch_line(remaining, is_module=is_module)
 
 
+class _Counts(NamedTuple):
+    """Numbers of nodes and processes, as in `Launched`; None for what a line does not say."""
+
+    nodes: int | None = None
+    per_node: int | None = None
+    processes: int | None = None
+
+
 def _parse_launcher(name: str, launcher: _Launcher, words: Sequence[str]) -> Launched:
     """Parse the words after the name of a launcher."""
     options, program, is_module = _read_options(name, launcher, words)
     if not program:
         raise UsageError(f"{name} launches no program: give a script, or -m module, after its options")
     variables: dict[str, str] = {}
-    if launcher.is_accelerate:
-        options = {**_accelerate_config(options.get("--config-file")), **options}
-        variables = {_VARIABLES[option]: value for option, value in options.items() if option in _VARIABLES}
-        variables |= _accelerate_variables(words)
-    numbers = {
-        "nodes": _first_number(options, launcher.nodes),
-        "per_node": _first_number(options, launcher.per_node),
-        "processes": _first_number(options, launcher.processes),
-    }
+    if launcher.read_settings is not None:
+        options, variables = launcher.read_settings(options, words)
+    counts = _counts(launcher, options)
+    if launcher.runs_commands:
+        return _on_nodes(read_launch_line(program), counts, launcher.processes_by_default)
+    if counts.per_node is None and counts.processes is None:
+        if launcher.processes_by_default is None or any(option in options for option in launcher.per_node):
+            counts = counts._replace(nodes=counts.nodes or 1)  # a process per GPU; the line does not say how many
+        elif counts.nodes is not None:
+            counts = counts._replace(per_node=launcher.processes_by_default)
+    return Launched(program[0], tuple(program[1:]), is_module, **counts._asdict(), variables=tuple(variables.items()))
+
+
+def _counts(launcher: _Launcher, options: Mapping[str, str]) -> _Counts:
+    """Return the numbers that a launcher's options say; its hosts are counted for those that no other option says."""
+    counts = _Counts(
+        nodes=_first_number(options, launcher.nodes),
+        per_node=_first_number(options, launcher.per_node),
+        processes=_first_number(options, launcher.processes),
+    )
     for option in launcher.hosts:
         if option in options:
-            counts = _count_hosts(options[option], are_counted=launcher.hosts_are_counted)
-            numbers = {kind: number if number is not None else counts.get(kind) for kind, number in numbers.items()}
-    if launcher.runs_commands:
-        return _on_nodes(read_launch_line(program), numbers, launcher.starts)
-    if numbers["per_node"] is None and numbers["processes"] is None:
-        asks_for_gpus = launcher.starts is None or any(option in options for option in launcher.per_node)
-        if asks_for_gpus:
-            numbers["nodes"] = numbers["nodes"] or 1
-        elif numbers["nodes"] is not None:
-            numbers["per_node"] = launcher.starts
-    return Launched(program[0], tuple(program[1:]), is_module, **numbers, variables=tuple(variables.items()))
+            hosts = _count_hosts(options[option], are_counted=launcher.hosts_are_counted)
+            counts = counts._replace(
+                nodes=hosts.nodes if counts.nodes is None else counts.nodes,
+                processes=hosts.processes if counts.processes is None else counts.processes,
+            )
+    return counts
 
 
 def _first_number(options: Mapping[str, str], names: Sequence[str]) -> int | None:
@@ -257,8 +266,8 @@ def _read_options(name: str, launcher: _Launcher, words: Sequence[str]) -> tuple
             is_module = True
         elif key in launcher.flags:
             continue
-        elif not equals and key[0] != key[1:2] and key[2:].isdecimal():  # -n4, -r3
-            options[key[:2]] = key[2:]
+        elif not equals and (short := _SHORT_OPTION.fullmatch(key)):
+            options[short[1]] = short[2]
         elif equals and key not in launcher.pairs:
             options[key] = value
         else:
@@ -270,26 +279,26 @@ def _read_options(name: str, launcher: _Launcher, words: Sequence[str]) -> tuple
     return options, remaining, is_module
 
 
-def _on_nodes(launched: Launched, numbers: dict[str, int | None], starts: int | None) -> Launched:
+def _on_nodes(launched: Launched, counts: _Counts, processes_by_default: int | None) -> Launched:
     """Return a program, or what a launcher launches, with the numbers of the scheduler that starts it on its nodes.
 
     Worked example: ``srun -N 2 torchrun --nproc-per-node 8 train.py`` → 2 nodes of 8 processes.
 
     Args:
         launched: the command that the scheduler starts on each node.
-        numbers: the scheduler's numbers: nodes, per_node and processes.
-        starts: number of processes on each node unless the scheduler's options say it.
+        counts: the scheduler's numbers.
+        processes_by_default: number of processes on each node unless the scheduler's options say it.
     """
     if launched.nodes is not None or launched.per_node is not None or launched.processes is not None:
-        nodes = launched.nodes if launched.nodes not in (None, 1) else numbers["nodes"] or numbers["processes"]
+        nodes = launched.nodes if launched.nodes not in (None, 1) else counts.nodes or counts.processes
         return replace(launched, nodes=nodes or launched.nodes)
-    if numbers["nodes"] is not None and numbers["per_node"] is None and numbers["processes"] is None:
-        numbers = {**numbers, "per_node": starts}
-    return replace(launched, nodes=numbers["nodes"], per_node=numbers["per_node"], processes=numbers["processes"])
+    if counts.nodes is not None and counts.per_node is None and counts.processes is None:
+        counts = counts._replace(per_node=processes_by_default)
+    return replace(launched, **counts._asdict())
 
 
-def _count_hosts(text: str, *, are_counted: bool) -> dict[str, int | None]:
-    """Return the numbers of nodes and processes in a list of hosts; empty for a file on another machine.
+def _count_hosts(text: str, *, are_counted: bool) -> _Counts:
+    """Return the numbers of nodes and processes in a list of hosts; none for a file on another machine.
 
     Worked example: ``a:0,1@b:0,1`` of DeepSpeed, and ``a:2,b:2`` of MPI, are 2 nodes and 4 processes.
 
@@ -303,68 +312,14 @@ def _count_hosts(text: str, *, are_counted: bool) -> dict[str, int | None]:
         lines = [line.split("#")[0].strip() for line in Path(text).read_text().splitlines()]
         slots = [_number(line.rpartition("slots=")[2]) for line in lines if line]
     elif text[:1] in ("/", ".") or (":" not in text and "@" not in text):
-        return {}
+        return _Counts()
     else:
         slots = [len(host.partition(":")[2].split(",")) if ":" in host else None for host in text.split("@")]
     known = [number for number in slots if number is not None]
-    return {"nodes": len(slots), "processes": sum(known) if len(known) == len(slots) else None}
+    return _Counts(nodes=len(slots), processes=sum(known) if len(known) == len(slots) else None)
 
 
 def _number(value: str) -> int | None:
     """Return the number in an option's value; for a range ``1:4``, the maximum; None for a word such as ``gpu``."""
     last = value.rpartition(":")[2]
     return int(last) if last.isdecimal() else None
-
-
-def _accelerate_config(config: str | None) -> dict[str, str]:
-    """Return the options that a configuration file sets: ``num_processes: 8`` → ``{"--num-processes": "8"}``.
-
-    Args:
-        config: path of the file, from ``--config_file``; None for the one that ``accelerate config`` writes, if any.
-
-    Raises:
-        UsageError: there is no such file.
-    """
-    cache = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-    default = cache / "accelerate" / "default_config.yaml"
-    if config is None and not default.is_file():
-        return {}
-    try:
-        text = Path(default if config is None else config).read_text()
-    except OSError as error:
-        raise UsageError(f"accelerate launch --config_file {config}: {error.strerror}") from error
-    lines = re.findall(r"""^(\w+):[ \t]*["']?([\w.-]+)""", text, re.MULTILINE)
-    return {f"--{name.replace('_', '-')}": value for name, value in lines if name in _CONFIG_OPTIONS}
-
-
-def _accelerate_variables(words: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables that accelerate sets for a launch; none where it is not installed.
-
-    A program finds accelerate's options in about 80 environment variables.
-
-    Args:
-        words: options, program and arguments, as given to ``accelerate launch``.
-
-    Raises:
-        UsageError: accelerate refuses the options.
-    """
-    if find_spec("accelerate") is None:
-        return {}
-    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
-
-    try:
-        options, config, has_precision = _validate_launch_command(launch_command_parser().parse_args(list(words)))
-        options.main_process_port = 0  # any free port, as none is used
-        fields = [*getattr(config, "deepspeed_config", {}), *(["mixed_precision"] if has_precision else [])]
-        options.deepspeed_fields_from_accelerate_config = ",".join(fields)
-        prepare = prepare_deepspeed_cmd_env if options.use_deepspeed and not options.cpu else prepare_multi_gpu_env
-        prepared = prepare(options)
-    except (ValueError, RuntimeError, SystemExit) as error:
-        raise UsageError(f"accelerate launch {' '.join(words)}: {error}") from error
-    variables = prepared[1] if isinstance(prepared, tuple) else prepared
-    return {
-        name: value
-        for name, value in variables.items()
-        if os.environ.get(name) != value and name not in _WITHOUT_EFFECT
-    }

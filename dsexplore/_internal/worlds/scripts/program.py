@@ -17,7 +17,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +26,17 @@ from dsexplore._internal.tracebacks import frames_where
 
 _PACKAGE = str(Path(__file__).parents[3])
 _MAIN = "__main__"
+
+
+class PreparedProgram(NamedTuple):
+    """A program that is ready to run."""
+
+    compile: Callable[[], CodeType]
+    """Compiles the program."""
+    main: ModuleType
+    """The ``__main__`` module to run it in."""
+    folder: str
+    """Its ``sys.path[0]``."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +64,8 @@ class Program:
                 "or -m package.module"
             )
 
-    def prepare(self) -> tuple[Callable[[], CodeType], ModuleType, str]:
-        """Return the function that compiles the program, the ``__main__`` module to run it in, and ``sys.path[0]``.
+    def prepare(self) -> PreparedProgram:
+        """Find the program, and create its ``__main__`` module.
 
         Raises:
             UsageError: there is no such module, or it has no Python code.
@@ -65,11 +76,11 @@ class Program:
             spec = _find(self.target)
             main.__spec__, main.__file__, main.__loader__ = spec, spec.origin, spec.loader
             main.__package__ = spec.parent
-            return partial(_module_code, spec), main, str(Path.cwd())
+            return PreparedProgram(compile=partial(_module_code, spec), main=main, folder=str(Path.cwd()))
         path = Path(self.target).absolute()
         loader = SourceFileLoader(_MAIN, str(path))
         main.__file__, main.__loader__, main.__package__ = str(path), loader, None
-        return partial(_script_code, loader), main, str(path.resolve().parent)
+        return PreparedProgram(compile=partial(_script_code, loader), main=main, folder=str(path.resolve().parent))
 
 
 def _script_code(loader: SourceFileLoader) -> CodeType:
@@ -115,14 +126,15 @@ def as_main(program: Program) -> Iterator[Callable[[], None]]:
     if program.is_module:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        compiled, main, folder = program.prepare()
+        prepared = program.prepare()
+        main = prepared.main
         if program.is_module:
             sys.argv[0] = str(main.__file__)
         else:
-            sys.path.insert(0, folder)
+            sys.path.insert(0, prepared.folder)
         sys.modules[_MAIN] = main
         with torch_settings_restored():
-            yield lambda: exec(compiled(), main.__dict__)
+            yield lambda: exec(prepared.compile(), main.__dict__)
     finally:
         main_before, sys.argv, sys.path, sys.path[:] = before
         if main_before is not None:
@@ -166,10 +178,11 @@ def _is_ours(code: CodeType) -> bool:
     return code.co_filename.startswith(_PACKAGE) or (code.co_filename == "<string>" and code.co_name == "jump")
 
 
-def exit_status(error: BaseException | None) -> Any:
+def exit_status(error: BaseException | None) -> int | str:
     """Return the exit status, or the message, with which Python ends after an error; 0 for None."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):
-        return 0 if error.code is None else error.code
+        code: object = 0 if error.code is None else error.code
+        return code if isinstance(code, int) else str(code)
     return 130 if isinstance(error, KeyboardInterrupt) else 1

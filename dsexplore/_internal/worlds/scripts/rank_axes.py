@@ -10,11 +10,21 @@ Worked example: groups of strides and sizes (1, 8), (8, 128) and (1024, 16) in a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch.distributed as dist
+
 from dsexplore._internal.mesh import Mesh
+from dsexplore._internal.torch_internals.process_groups import registered_groups
+from dsexplore._internal.torch_internals.processes import NOT_PRELOADED
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.user_code import is_user_file
+
+_PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore._internal.worlds.")
+"""Beginnings of names of modules that are imported once for all ranks."""
 
 Progression = tuple[int, int]
 """A stride and a size: so many ranks, each that distance from the next."""
@@ -22,7 +32,7 @@ Progression = tuple[int, int]
 
 @dataclass(frozen=True)
 class ObservedGroup:
-    """A process group that a played rank is in."""
+    """A process group that the observed rank is in."""
 
     name: str
     """Name of the group's axis; empty if it has none."""
@@ -30,6 +40,21 @@ class ObservedGroup:
     """Smallest stride first."""
     has_messages: bool = False
     """True if the rank sends to one other rank in it, or receives from one."""
+
+
+@dataclass(frozen=True)
+class ObservedWorld:
+    """Observations of one rank about its world, as plain data.
+
+    Attributes:
+        groups: the regular groups of two or more ranks that the rank is in.
+        files: paths of the program's source files, the script first.
+        modules: names of modules that torch and this package imported for this program.
+    """
+
+    groups: tuple[ObservedGroup, ...] = ()
+    files: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,3 +129,39 @@ def _groups_of_mesh(spec: Mesh) -> list[ObservedGroup]:
 def _fits(border: int, borders: Iterable[int], world_size: int) -> bool:
     """Return True if a border divides all larger ones and is divided by all smaller ones."""
     return border <= world_size and all(border % other == 0 or other % border == 0 for other in borders)
+
+
+def observe_world(trace: Trace, main: object) -> ObservedWorld:
+    """Describe the world that is open, after a program has run in it.
+
+    Args:
+        trace: the trace of the program.
+        main: the program's ``__main__`` module.
+    """
+    script = getattr(main, "__file__", None)
+    files = [str(script)] if script else []
+    files += [file for file in _user_files() if file not in files]
+    modules = sorted(name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(NOT_PRELOADED))
+    return ObservedWorld(tuple(_groups(trace)), tuple(files), tuple(modules))
+
+
+def _groups(trace: Trace) -> Iterator[ObservedGroup]:
+    """Yield the regular groups of two or more ranks that this rank is in."""
+    tables = trace.tables
+    axes = dict(tables.groups.select("group", "axis").iter_rows())
+    messages = set(trace.where(op=["send", "recv"]).events["group"])
+    for group, ranks in list(registered_groups().items()):
+        progression = progressions(list(ranks)) if dist.get_rank() in ranks else None
+        if progression is not None:
+            name = axes.get(group.group_name, "")
+            if not name and group.group_desc.startswith("mesh_"):
+                name = group.group_desc.removeprefix("mesh_").replace("default", "")
+            yield ObservedGroup(name, progression, group.group_name in messages)
+
+
+def _user_files() -> Iterator[str]:
+    """Yield the source files of imported modules that belong to the program."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
+            yield file

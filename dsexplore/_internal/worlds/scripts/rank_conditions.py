@@ -89,13 +89,13 @@ def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTe
 
 
 def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str]:
-    """Return a note for each ``if rank == 1:`` of a script that is true on a single rank, which is not played.
+    """Return a note for each ``if rank == 1:`` of a script that is true on a single rank, and not on this one.
 
     Code for rank 0 is left out: it is mostly logging.
 
     Args:
         script: path of the script.
-        rank: the rank that is played.
+        rank: the rank that runs.
         layout: nodes and axes of the world.
     """
     notes, numbers = [], _numbers(layout)
@@ -107,7 +107,7 @@ def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str
         other = holds.index(True)
         notes.append(
             f"the code under `{ast.unparse(node)}` ({_place(script, node)}) runs on rank {other} only, and this is "
-            f"rank {rank}: --rank {other} plays it"
+            f"rank {rank}: --rank {other} runs it"
         )
     return notes
 

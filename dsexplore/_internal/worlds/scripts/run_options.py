@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.simulated.launcher_environment import RANKS_PER_NODE
 
 DESCRIPTION = """\
 Run a training script, unmodified, as one rank of a simulated world or as several, and show what it communicates.
@@ -57,7 +58,7 @@ def _add_world(option: Callable[..., object]) -> None:
         metavar="N",
         help="ranks on each node, as torchrun's (default: 8)",
     )
-    option("--rank", type=int, metavar="R", help="the rank to play (default: 0)")
+    option("--rank", type=int, metavar="R", help="the rank to run as (default: 0)")
     option(
         "--ranks",
         metavar="RANKS",
@@ -117,8 +118,8 @@ def parse_values(texts: Iterable[str]) -> dict[str, float]:
 
 
 def _number_of(text: str) -> int:
-    """Parse a number of nodes or ranks: 4 for torchrun's range ``1:4``; 8 for ``gpu``, one rank per GPU of a node."""
-    return 8 if text in ("gpu", "auto") else int(text.rpartition(":")[2])
+    """Parse a number of nodes or ranks: 4 for torchrun's range ``1:4``; for ``gpu`` the GPUs of a node."""
+    return RANKS_PER_NODE if text in ("gpu", "auto") else int(text.rpartition(":")[2])
 
 
 _number_of.__name__ = "int"  # argparse's error for a wrong value shows it

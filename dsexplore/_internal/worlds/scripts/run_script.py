@@ -9,9 +9,9 @@ from dsexplore._internal.mesh import MeshLike
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.real.run_ranks import RanksFailedError
-from dsexplore._internal.worlds.scripts.play_distinct import play_script
-from dsexplore._internal.worlds.scripts.play_rank import Setting
 from dsexplore._internal.worlds.scripts.program import Program
+from dsexplore._internal.worlds.scripts.run_as_rank import Setting
+from dsexplore._internal.worlds.scripts.trace_script import trace_script
 
 
 @names_arguments
@@ -44,8 +44,8 @@ def run(
         arguments: command-line arguments of the script.
         world_size: number of ranks; may be omitted if ``mesh`` is given.
         mesh: names for the axes, outermost first: ``"dp=8,tp=8"``.
-        rank: the rank to play.
-        ranks: several ranks to play instead, each in a process of its own, merged into one trace: ``[0, 8]``,
+        rank: the rank to run as.
+        ranks: several ranks to run as instead, each in a process of its own, merged into one trace: ``[0, 8]``,
             ``"0,8"``, ``"all"``; or ``"distinct"``, one of each kind, which represents all others of that kind; see
             `worlds.scripts.distinct_ranks`.
         ranks_per_node: ranks on each node, 8 unless given.
@@ -65,7 +65,7 @@ def run(
         The `Trace`; its step numbers count the script's optimizer steps.
 
     Raises:
-        UsageError: no such script, or numbers that do not fit together.
+        UsageError: no such script, or sizes of the world that contradict each other.
         BaseException: the error that ends the script; its attribute ``trace`` is the trace until then. With several
             ranks a `RanksFailedError`, with the traceback of the first rank on which it failed.
 
@@ -75,7 +75,7 @@ def run(
         >>> dsexplore.run("train.py", world_size=16)
         <Trace: 1 collective of rank 0, world of 16>
     """
-    program = Program(os.fspath(script), tuple(map(str, arguments)), module)
+    program = Program(os.fspath(script), tuple(map(str, arguments)), is_module=module)
     setting = Setting(
         world_size=world_size,
         mesh=mesh,
@@ -90,7 +90,7 @@ def run(
         costs=costs,
         skip_repeats=skip_repeats,
     )
-    trace, ends = play_script(program, setting, ranks)
+    trace, ends = trace_script(program, setting, ranks)
     for end in ends:
         if end.error is not None:
             raise end.error

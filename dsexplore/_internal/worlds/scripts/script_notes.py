@@ -1,4 +1,4 @@
-"""Notes for the trace of a played script: remedies for its error, and messages outside of its steps.
+"""Notes for the trace of a script: remedies for its error, and messages outside of its steps.
 
 `remedy_for` says what to do about an error whose cause is the simulated world. `note_what_preceded` and
 `note_what_followed` name messages before the first step or after the last one that may look like a step's.
@@ -31,8 +31,8 @@ def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: boo
     Args:
         error: the error.
         has_cuda: True if the CPU stands in for GPUs.
-        rank: the rank that was played.
-        is_alone: True if no other rank of the world is played.
+        rank: the rank that ran.
+        is_alone: True if no other rank of the world runs.
     """
     if not has_cuda and not isinstance(error, OSError) and _WITHOUT_CUDA.search(str(error)):
         return (
@@ -59,8 +59,8 @@ def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: boo
         )
     if isinstance(error, FileNotFoundError) and rank and is_alone:
         return (
-            f"the script looked for {error.filename or 'a file'}, which does not exist: while rank {rank} is played "
-            "alone, no other rank writes files; play --rank 0 first, in the same folder"
+            f"the script looked for {error.filename or 'a file'}, which does not exist: while rank {rank} runs "
+            "alone, no other rank writes files; run --rank 0 first, in the same folder"
         )
     return ""
 

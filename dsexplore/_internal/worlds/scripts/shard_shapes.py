@@ -1,7 +1,7 @@
 """Local shapes of sharded parameters on all ranks, computed from those of one rank.
 
 The local shape of a sharded parameter follows from its global shape, its placements and the coordinates of the rank. So
-uneven and empty shards are found without playing the ranks that hold them.
+uneven and empty shards are found without running the ranks that hold them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def sharded_shapes(
     explained: set[str] = set()
     read = cache(lambda shape, placements, mesh: _shape(shape, placements, mesh, axes))
     columns = ("name", "global_shape", "local_shape", "placements", "mesh")
-    for name, whole, local, placements, mesh in tables.parameters.select(columns).iter_rows():
-        shape = read(tuple(whole), placements, mesh) if placements else None
+    for name, full, local, placements, mesh in tables.parameters.select(columns).iter_rows():
+        shape = read(tuple(full), placements, mesh) if placements else None
         if shape is not None and [int(length) for length in shape.local(rank)] == list(local):
             shapes.add(shape)
             explained.add(name)

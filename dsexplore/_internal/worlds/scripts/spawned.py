@@ -1,6 +1,6 @@
 """Processes that a program starts in a simulated world.
 
-``torch.multiprocessing.spawn`` starts none: it calls the function for the played rank, in this process. Other processes
+``torch.multiprocessing.spawn`` starts none: it calls the function for this rank, in this process. Other processes
 are started but not traced; `StartedProcesses` records whether there were any.
 """
 
@@ -45,7 +45,7 @@ class StartedProcesses:
 
 
 def _run_in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedProcesses | None]:
-    """Replace ``spawn`` to call the function only for the played rank, in this process."""
+    """Replace ``spawn`` to call the function only for this rank, in this process."""
     settings, remarks = parts[WorldSettings], parts[Remarks]
     size, rank = settings.size, settings.rank
     local_rank = rank % settings.node_size
@@ -82,6 +82,6 @@ def _note_process(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(START_PROCESSES, "this process plays one of the ranks that it starts", _run_in_this_process, by_code=True),
+    Patch(START_PROCESSES, "this process is one of the ranks that it starts", _run_in_this_process, by_code=True),
     Patch(START_PROCESS, "no other process is traced, and a trace without events says so", _note_process),
 )

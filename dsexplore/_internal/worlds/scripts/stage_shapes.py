@@ -1,8 +1,8 @@
-"""Output shapes of a script's earlier pipeline stages, found by playing ranks of these stages.
+"""Output shapes of a script's earlier pipeline stages, found by running ranks of these stages.
 
-A stage without input shapes receives them in a message from the stage before it, whose rank no process plays. So one
-rank of each earlier stage is played, in order, in a process of its own, with the messages of the stages before it,
-until it has run its module once. Ranks of one world that are played together share these messages through a folder.
+A stage without input shapes receives them in a message from the stage before it, whose rank no process runs. So one
+rank of each earlier stage is run, in order, in a process of its own, with the messages of the stages before it,
+until it has run its module once. Ranks of one world that run together share these messages through a folder.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dsexplore._internal.progress import track
 from dsexplore._internal.torch_internals.pipelining import output_message, rank_of_stage
 from dsexplore._internal.worlds.simulated.pipeline import StageShapes
 
-PlayUntil = Callable[[int, int, Mapping[int, Any]], Any]
-"""Plays a rank until one of its stages knows its output shapes, and returns that stage's message.
+RunUntilStage = Callable[[int, int, Mapping[int, Any]], Any]
+"""Runs a rank until one of its stages knows its output shapes, and returns that stage's message.
 
 Called with the rank, the stage's index, and {index: message} of earlier stages."""
 
@@ -43,14 +43,14 @@ class EarlierStages:
     """The messages with output shapes of the stages before a rank's own.
 
     Args:
-        play_until: plays a rank of another stage.
+        run_until_stage: runs a rank of another stage.
         folder: folder in which messages are shared with other ranks; empty to share none.
         messages: known messages, by index of their stage.
         wanted: stage whose message ends the program; None to run the whole program.
-        rank: the rank that this process plays.
+        rank: the rank that this process runs.
     """
 
-    play_until: PlayUntil
+    run_until_stage: RunUntilStage
     folder: str = ""
     messages: dict[int, Any] = field(default_factory=dict)
     wanted: int | None = None
@@ -61,7 +61,7 @@ class EarlierStages:
         return StageShapes(self.ask, self.record)
 
     def ask(self, stage: Any, source: int) -> Any:
-        """Return the message of stage `source`; the ranks of it and of the stages before are played if needed.
+        """Return the message of stage `source`; ranks of it and of the stages before are run if needed.
 
         Args:
             stage: a stage of this rank.
@@ -71,7 +71,8 @@ class EarlierStages:
             for index in range(source + 1):
                 if index not in self.messages:
                     rank = rank_of_stage(stage, index)
-                    self.messages[index] = self._shared(rank, index) or self.play_until(rank, index, self.messages)
+                    shared = self._shared(rank, index)
+                    self.messages[index] = shared or self.run_until_stage(rank, index, self.messages)
                     self._share(rank, index)
                 work.advance()
         return self.messages[source]

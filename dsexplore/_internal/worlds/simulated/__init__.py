@@ -1,1 +1,1 @@
-"""Patches of torch for a simulated world, where one process plays one rank, and the other ranks do not exist."""
+"""Patches of torch for a simulated world, where one process runs as one rank, and the other ranks do not exist."""

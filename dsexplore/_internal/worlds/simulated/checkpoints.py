@@ -116,5 +116,5 @@ PATCHES: tuple[Entry, ...] = (
     Patch(checkpoint.WRAPPER_METHODS["reduce_scatter"], _ALONE, partial(_reduce_locally, operator.getitem)),
     Patch(checkpoint.WRAPPER_METHODS["all_reduce"], _ALONE, partial(_reduce_locally, lambda result, _rank: result)),
     Patch(checkpoint.WRAPPER_METHODS["broadcast"], _ALONE, _local_value),
-    Patch(checkpoint.BROADCAST_STATE_DICT, "no process plays rank 0", _use_local_description, by_code=True),
+    Patch(checkpoint.BROADCAST_STATE_DICT, "no process runs as rank 0", _use_local_description, by_code=True),
 )

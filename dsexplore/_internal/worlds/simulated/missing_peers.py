@@ -25,7 +25,7 @@ from dsexplore._internal.torch_internals.process_groups import (
 from dsexplore._internal.worlds.remarks import Remarks
 
 JOINED = (
-    "Join asks how many ranks still have inputs, and no process plays the others: here all ranks end with this rank; "
+    "Join asks how many ranks still have inputs, and no process runs the others: here all ranks end with this rank; "
     "on a real cluster a rank that ends earlier joins the collectives of the others until they end"
 )
 

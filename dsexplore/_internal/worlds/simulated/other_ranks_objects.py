@@ -2,7 +2,7 @@
 
 torch sends an object as pickled bytes, and unpickles what it received. A simulated rank would receive zeros. So the
 receiver's own object replaces the one that another rank would send. torch handles it as usual, so the same collectives
-are issued. If the program passed no object of its own, an error says so. Ranks of one world that are played together
+are issued. If the program passed no object of its own, an error says so. Ranks of one world that run together
 receive the objects that those before them really sent (`SharedObjects`).
 
 ``gather_object`` and ``all_gather_object`` return copies of this rank's object, with a remark.
@@ -117,8 +117,8 @@ class Objects:
             return self._substitutes
         rank, why = dist.get_rank(), self._shared.why_not()
         if not objects or any(value is None for value in objects):
-            play = "" if self._shared.folder else f"play rank {source} (--rank {source}), or "
-            remedy = f"{play}let rank {rank} pass an object of its own, which is then used"
+            run_source = "" if self._shared.folder else f"run as rank {source} (--rank {source}), or "
+            remedy = f"{run_source}let rank {rank} pass an object of its own, which is then used"
             raise UsageError(
                 f"{name} receives an object of rank {source}, {why}: this is rank {rank}, and it passes None. "
                 f"{remedy[0].upper()}{remedy[1:]}"
@@ -233,7 +233,7 @@ def _recv_object_list(original: Callable[..., int], parts: Parts) -> Callable[..
 
 
 def _send_object_list(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
-    """Wrap ``send_object_list`` to also write the objects for a receiver that another process plays."""
+    """Wrap ``send_object_list`` to also write the objects for a receiver that another process runs."""
     objects, parameters = parts[Objects], signature(original)
 
     def send_object_list(*args: Any, **kwargs: Any) -> None:

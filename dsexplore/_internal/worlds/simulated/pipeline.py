@@ -7,7 +7,7 @@ are built like this rank's.
 
 Stages without shapes infer them one after another: each runs its module once on inputs of the shapes that the previous
 stage sends, and sends the shapes of its outputs; then the shapes of gradients go back. Here the shapes of an earlier
-stage come from `StageShapes.ask`, which plays the ranks of earlier stages if a script is run (see
+stage come from `StageShapes.ask`, which runs the ranks of earlier stages if a script is run (see
 `worlds.scripts.stage_shapes`). The gradients of a later stage are assumed to have the shapes, dtypes and placements of
 the activations sent there; torch 2.9 sends no shapes of gradients. Both pass through torch's own code, so the same
 messages are recorded.
@@ -43,7 +43,7 @@ class StageShapes:
 
     Attributes:
         ask: returns the message with the shapes of a stage's outputs, in torch's form, given a stage of this rank and
-            the index of the stage before it; None if no other rank can be played.
+            the index of the stage before it; None if no other rank can be run.
         record: takes each stage of this rank once the shapes of its outputs are known.
     """
 
@@ -54,7 +54,7 @@ class StageShapes:
         """Return the message that the preceding stage sends.
 
         Raises:
-            UsageError: no other rank can be played.
+            UsageError: no other rank can be run.
         """
         if self.ask is None:
             raise UsageError(

@@ -21,7 +21,7 @@ from dsexplore._internal.torch_internals.tensors import TENSOR_COMPARISONS, TENS
 from dsexplore._internal.worlds.remarks import Remarks
 
 RECEIVED = (
-    "a value that another rank sends was read, and no process plays that rank: on a real cluster the value may differ, "
+    "a value that another rank sends was read, and no process runs that rank: on a real cluster the value may differ, "
     "and the program may branch differently"
 )
 REDUCED = (

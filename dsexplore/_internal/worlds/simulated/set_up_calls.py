@@ -145,7 +145,7 @@ def _init_process_group(original: Callable[..., None], parts: Parts) -> Callable
             )
         if rank not in (-1, None, calls.rank):
             raise UsageError(
-                f"init_process_group asks for rank {rank}, but this process plays rank {calls.rank} of "
+                f"init_process_group asks for rank {rank}, but this process runs as rank {calls.rank} of "
                 f"{calls.world}: open the world with rank {rank} (--rank {rank}), or take the rank from the "
                 "environment variable RANK"
             )

@@ -28,13 +28,13 @@ class SharedObjects:
     Args:
         folder: folder of the files; empty if no other rank runs.
         before: ranks that began before this one.
-        player: runs a rank that no process runs yet, given the rank and the folder for its objects; None if no rank
+        run_sender: runs a rank that no process runs yet, given the rank and the folder for its objects; None if no rank
             can be run on demand.
     """
 
     folder: str = ""
     before: Collection[int] = ()
-    player: Callable[[int, str], None] | None = None
+    run_sender: Callable[[int, str], None] | None = None
     _senders: set[int] = field(default_factory=set)
     _temporary_folder: tempfile.TemporaryDirectory[str] | None = None
     _calls: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
@@ -59,7 +59,7 @@ class SharedObjects:
             number: id of the call, from `number`.
             pickled: returns the pickled objects.
         """
-        if self.folder or self.player is not None:
+        if self.folder or self.run_sender is not None:
             with writing(self._file(number)) as part:
                 part.write_bytes(pickle.dumps(list(pickled())))
 
@@ -89,12 +89,12 @@ class SharedObjects:
         Returns:
             The pickled objects; None if the rank cannot be run, or sends none.
         """
-        if self.player is None or source in self.before:
+        if self.run_sender is None or source in self.before:
             return None
         file = self._file(number)
         if not file.exists() and source not in self._senders:
             self._senders.add(source)
-            self.player(source, str(file.parent))
+            self.run_sender(source, str(file.parent))
         return pickle.loads(file.read_bytes()) if file.exists() else None
 
     def close(self) -> None:
@@ -106,8 +106,8 @@ class SharedObjects:
     def why_not(self) -> str:
         """Return why an object of another rank is missing, as a clause that follows the rank's name."""
         if not self.folder:
-            return "which no process plays"
-        return "which did not send it before (ranks that are played together receive what those before them send)"
+            return "which no process runs"
+        return "which did not send it before (ranks that run together receive what those before them send)"
 
     def _file(self, number: str) -> Path:
         if not self.folder and self._temporary_folder is None:

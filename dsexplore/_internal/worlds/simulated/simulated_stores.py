@@ -40,8 +40,8 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         """
         if key not in self._values:
             raise UsageError(
-                f"store.get({_plain(key)!r}) waits for a value of another rank, and no process plays the others: set "
-                f"it on rank {dist.get_rank()} too, or play the rank that sets it (--rank R)"
+                f"store.get({_plain(key)!r}) waits for a value of another rank, and no process runs the others: set "
+                f"it on rank {dist.get_rank()} too, or run as the rank that sets it (--rank R)"
             )
         return self._values[key]
 
@@ -174,7 +174,7 @@ def _file_store(original: type, parts: Parts) -> type:
     return FileStore
 
 
-_WAITS = "it waits for other ranks, which no process plays"
+_WAITS = "it waits for other ranks, which no process runs"
 
 PATCHES: tuple[Entry, ...] = (
     Change("the program's own stores", "their classes may outlive the world", _close_with_world),

@@ -1,11 +1,12 @@
-"""Play a training script as one simulated rank, and return its trace and the error that ended it."""
+"""Run a training script as one simulated rank, and return its trace and the error that ended it."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
 from dsexplore._internal.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore._internal.worlds.scripts.cluster_launch import cluster_variables, launched_on_a_cluster
 from dsexplore._internal.worlds.scripts.program import Program, as_main, without_our_frames
+from dsexplore._internal.worlds.scripts.rank_axes import ObservedWorld, observe_world
 from dsexplore._internal.worlds.scripts.rank_conditions import WorldLayout, code_of_other_ranks
 from dsexplore._internal.worlds.scripts.script_notes import note_what_followed, note_what_preceded, remedy_for
 from dsexplore._internal.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
@@ -33,7 +35,7 @@ from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
 from dsexplore._internal.worlds.world_settings import WorldSettings
 
 _FOREVER = 1e6
-"""Timeout in seconds for ranks that are played in another process: scripts may take any time."""
+"""Timeout in seconds for ranks that run in another process: scripts may take any time."""
 _SKIPPED = (
     "microbatches and layers of pipeline stages that record the same as those before them were recorded without being "
     "run; --no-skip-repeats runs them all"
@@ -48,9 +50,8 @@ class Setting(WorldSettings):
         steps: number of optimizer steps after which the script is ended; None to run it to its end.
         save: file or directory for the trace; None to save none.
         stack_depth: frames of the script to keep per event.
-        is_one_of_several: True if other ranks of the same world are played too.
-        skip_repeats: True if ranks that represent others may skip microbatches and layers that repeat others.
-        skips: True if this rank skips them.
+        is_one_of_several: True if other ranks of the same world run too.
+        skip_repeats: True to skip microbatches and layers that repeat others, on a rank that represents others.
         costs: True to also record kernels, for `Trace.predict`.
         variables: names and values of environment variables that the program's launcher sets.
         command: the command that made the trace, for its notes; empty for none.
@@ -60,8 +61,7 @@ class Setting(WorldSettings):
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
     is_one_of_several: bool = False
-    skip_repeats: bool = True
-    skips: bool = False
+    skip_repeats: bool = False
     costs: bool = False
     variables: tuple[tuple[str, str], ...] = ()
     command: str = ""
@@ -75,7 +75,7 @@ class Setting(WorldSettings):
         """Build the world, not yet opened.
 
         Raises:
-            UsageError: the numbers do not fit together.
+            UsageError: the sizes of the world contradict each other.
         """
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             raise UsageError(f"steps={self.steps!r} is not a number of optimizer steps: give 1 or more")
@@ -83,38 +83,35 @@ class Setting(WorldSettings):
 
 
 @dataclass(frozen=True)
-class PlayedRank:
-    """The result of playing a script as one rank."""
+class RankRun:
+    """The result of running a script as one rank."""
 
     trace: Trace
     error: BaseException | None = None
     """The error that ended the script, with the script's own traceback; None if it ran to its end."""
+    observed: ObservedWorld = field(default_factory=ObservedWorld)
+    """Observations about the world at the end of the script; empty if no other rank of the world runs."""
 
 
-def play(
-    program: Program,
-    setting: Setting,
-    look: Callable[[Trace], None] | None = None,
-    stages: EarlierStages | None = None,
-    objects: SharedObjects | None = None,
-) -> PlayedRank:
+def run_as_rank(
+    program: Program, setting: Setting, stages: EarlierStages | None = None, objects: SharedObjects | None = None
+) -> RankRun:
     """Run a program as one rank, and return its trace, even if it ended with an error.
 
     Args:
         program: the program to run.
         setting: its world.
-        look: called with the trace when the program has ended, while its ``__main__`` and its world still exist.
-        stages: source of the shapes of earlier pipeline stages; None to play the ranks of these stages.
-        objects: source of objects that other ranks send; None to play the ranks that send them.
+        stages: source of the shapes of earlier pipeline stages; None to run the ranks of these stages.
+        objects: source of objects that other ranks send; None to run the ranks that send them.
 
     Raises:
-        UsageError: no such script, numbers that do not fit together, or a process group that is initialized already.
+        UsageError: no such script, sizes that contradict each other, or a process group that is initialized already.
     """
     world = setting.world()
     program.check()
     stages = earlier_stages(program, setting) if stages is None else stages
     world.stage_shapes = stages.shapes()
-    world.shared_objects = objects or SharedObjects(player=partial(play_sender, program, setting, (setting.rank,)))
+    world.shared_objects = objects or SharedObjects(run_sender=partial(run_sender, program, setting, (setting.rank,)))
     world.open()
     try:
         world.expect_set_up()
@@ -130,28 +127,28 @@ def play(
             environment(dict(setting.variables)),
             launched_on_a_cluster(variables, local_rank, world.remarks),
         ):
-            played = _record(execute, setting, world)
-            if look is not None:
-                look(played.trace)
-            return played
+            run = _record(execute, setting, world)
+            if setting.is_one_of_several:  # while the program's modules and its world exist
+                run = replace(run, observed=observe_world(run.trace, sys.modules["__main__"]))
+            return run
     finally:
         world.close()
         world.shared_objects.close()
 
 
 def earlier_stages(program: Program, setting: Setting, folder: str = "") -> EarlierStages:
-    """Build the source of shapes of a rank's earlier pipeline stages, which plays the ranks of these stages.
+    """Build the source of shapes of a rank's earlier pipeline stages, which runs the ranks of these stages.
 
     Args:
         program: the program to run.
         setting: the world of the rank.
         folder: folder in which ranks of the same world share shapes; empty to share none.
     """
-    return EarlierStages(partial(_play_until, program, setting), folder, rank=setting.rank)
+    return EarlierStages(partial(_run_until_stage, program, setting), folder, rank=setting.rank)
 
 
-def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_values: Mapping[int, Any]) -> Any:
-    """Play a rank in a process of its own until a stage knows its output shapes, and return its message.
+def _run_until_stage(program: Program, setting: Setting, rank: int, stage: int, sent_values: Mapping[int, Any]) -> Any:
+    """Run a rank in a process of its own until a stage knows its output shapes, and return the stage's message.
 
     Raises:
         UsageError: the program ended before.
@@ -164,38 +161,39 @@ def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_
         return outcome.value
     reason = outcome.error or "the script came to its end"
     raise UsageError(
-        f"pipeline stage {stage} was played as rank {rank} for its output shapes, but the script ended before they "
+        f"rank {rank} was run for the output shapes of pipeline stage {stage}, but the script ended before they "
         f"were known ({reason}): give stages their shapes, PipelineStage(..., input_args=…, output_args=…)"
     )
 
 
-def play_sender(program: Program, setting: Setting, waiting: tuple[int, ...], rank: int, folder: str) -> None:
-    """Play a rank in a process of its own for the objects that it sends, unless it waits for objects itself.
+def run_sender(program: Program, setting: Setting, waiting: tuple[int, ...], rank: int, folder: str) -> None:
+    """Run a rank in a process of its own for the objects that it sends, unless it waits for objects itself.
 
     Args:
         program: the program to run.
         setting: the world of a rank that receives.
         waiting: ranks that wait for objects, each for those of the next one.
-        rank: the rank to play.
+        rank: the rank to run.
         folder: folder in which it leaves its objects.
     """
     if rank not in waiting:
         other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
-        with track(f"playing rank {rank} for the objects that it sends", 1, "ranks") as work:
+        with track(f"running rank {rank} for the objects that it sends", 1, "ranks") as work:
             arguments = (program, other, (*waiting, rank), folder)
             run_ranks(_leave_objects, 1, args=arguments, backend=None, timeout=_FOREVER, grace=_FOREVER)
             work.advance()
 
 
 def _leave_objects(program: Program, setting: Setting, waiting: tuple[int, ...], folder: str) -> None:
-    """Run the program, and ignore its error, which is reported where this rank is played for its trace."""
-    play(program, setting, objects=SharedObjects(folder, player=partial(play_sender, program, setting, waiting)))
+    """Run the program, and ignore its error, which is reported where this rank runs for its trace."""
+    objects = SharedObjects(folder, run_sender=partial(run_sender, program, setting, waiting))
+    run_as_rank(program, setting, objects=objects)
 
 
 def _output_message_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:
     """Return the message that a stage of the rank sends to the next one, or None if the program ends first."""
     stages = replace(earlier_stages(program, setting), messages=sent_values, wanted=stage)
-    error = play(program, setting, stages=stages).error
+    error = run_as_rank(program, setting, stages=stages).error
     if isinstance(error, ShapesKnown):
         return error.message
     if error is not None:
@@ -203,10 +201,10 @@ def _output_message_of(program: Program, setting: Setting, stage: int, sent_valu
     return None
 
 
-def _record(execute: Callable[[], None], setting: Setting, world: World) -> PlayedRank:
+def _record(execute: Callable[[], None], setting: Setting, world: World) -> RankRun:
     """Run a program in the open world and record it; its error is returned, with the trace as an attribute."""
     trace, skipped, ended = Trace(), None, None
-    save = None if setting.skips else setting.save
+    save = None if setting.skip_repeats else setting.save  # the repeats are added to the trace before it is saved
     try:
         with (
             recorded(
@@ -219,9 +217,9 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
             ) as trace,
             translated(),
         ):
-            skips = skip_repeats(is_script=True) if setting.skips and setting.fake else nullcontext()
+            skipping = skip_repeats(is_script=True) if setting.skip_repeats and setting.fake else nullcontext()
             try:
-                with _remedies_noted(setting, world.remarks), skips as skipped:
+                with _remedies_noted(setting, world.remarks), skipping as skipped:
                     _execute(execute, setting.steps, trace, world.remarks)
             finally:
                 if skipped is not None and skipped.has_skipped:
@@ -236,13 +234,13 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
             finish(trace, lambda: tables)
     except CannotSkip as error:
         ended = error
-    if setting.skips and setting.save is not None:
+    if setting.skip_repeats and setting.save is not None:
         save_recording(trace.tables, setting.save)
     if ended is not None:
         without_our_frames(ended)
         with suppress(AttributeError):  # an exception with slots
             ended.trace = trace  # type: ignore[attr-defined] # documented by `run`
-    return PlayedRank(trace, ended)
+    return RankRun(trace, ended)
 
 
 @contextmanager

@@ -296,7 +296,7 @@ class TestSpawn:
         """
 
     @pytest.mark.filterwarnings("ignore:torch.multiprocessing.spawn")
-    def test_runs_the_function_as_the_rank_that_is_played(self, tmp_path: Path) -> None:
+    def test_runs_the_function_as_one_rank(self, tmp_path: Path) -> None:
         trace = dsexplore.run(write(tmp_path, self.SCRIPT), world_size=4, rank=3)
         assert trace.events.select("rank", "message_bytes").rows() == [(3, 20)]
         (note,) = trace.info.notes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from textwrap import dedent
 
@@ -10,15 +9,9 @@ import pytest
 
 from dsexplore import load
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.worlds.scripts.play_rank import Setting
-from dsexplore._internal.worlds.scripts.play_ranks import (
-    ScriptEnd,
-    _watched_files,
-    parse_ranks,
-    play_ranks,
-    written_by_several,
-)
 from dsexplore._internal.worlds.scripts.program import Program
+from dsexplore._internal.worlds.scripts.rank_processes import parse_ranks, run_as_ranks
+from dsexplore._internal.worlds.scripts.run_as_rank import Setting
 
 SCRIPT = """\
 import os, sys
@@ -95,7 +88,7 @@ class TestProcesses:
 
     def test_receive_the_objects_of_those_before_them(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "train.py").write_text(dedent(OBJECTS))
-        trace, ends = play_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1, 3])
+        trace, ends = run_as_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1, 3])
         assert [end.traceback for end in ends] == ["", "", ""]
         lines = sorted(capsys.readouterr().out.splitlines())
         assert lines[0].startswith("[rank 0] ['run 0', 1] part 0")
@@ -103,19 +96,19 @@ class TestProcesses:
         of_rank = [trace.where(rank=rank).events["message_bytes"].to_list() for rank in (0, 1, 3)]
         assert of_rank[0] == of_rank[1] == of_rank[2]
 
-    def test_do_not_wait_for_one_that_ended_and_play_one_that_comes_later(self, tmp_path: Path) -> None:
+    def test_do_not_wait_for_one_that_ended_and_run_one_that_comes_later(self, tmp_path: Path) -> None:
         (tmp_path / "train.py").write_text(dedent(OBJECTS).replace("if rank == 0:", "if rank == 0:\n    sys.exit(3)"))
-        _, ends = play_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1])
+        _, ends = run_as_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1])
         assert ends[0].status == 3
-        assert "an object of rank 0, which did not send it before (ranks that are played together" in ends[1].traceback
+        assert "an object of rank 0, which did not send it before (ranks that run together" in ends[1].traceback
         assert "Let rank 1 pass an object of its own" in ends[1].traceback
         (tmp_path / "train.py").write_text(dedent(OBJECTS).replace("rank == 0", "rank == 1").replace("src=0", "src=1"))
-        _, ends = play_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1, 2])
-        assert [end.traceback for end in ends] == ["", "", ""]  # one that comes later is played for what it sends
+        _, ends = run_as_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=4), [0, 1, 2])
+        assert [end.traceback for end in ends] == ["", "", ""]  # one that comes later is run for what it sends
 
     def test_receive_messages_of_those_after_them(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "train.py").write_text(dedent(MESSAGES))
-        trace, ends = play_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=3), [0, 1, 2])
+        trace, ends = run_as_ranks(Program(str(tmp_path / "train.py"), ()), Setting(world_size=3), [0, 1, 2])
         assert [end.traceback for end in ends] == ["", "", ""]
         assert "[rank 0] ['from 1', 'from 2']" in capsys.readouterr().out.splitlines()
         assert sorted(trace.events["op"].to_list()) == ["recv"] * 4 + ["send"] * 4
@@ -123,7 +116,7 @@ class TestProcesses:
     def test_are_merged_into_one_trace(self, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "out").mkdir()
         setting = Setting(world_size=4, save=tmp_path / "trace")
-        trace, ends = play_ranks(Program(str(script), (str(tmp_path / "out"),)), setting, [0, 2, 3])
+        trace, ends = run_as_ranks(Program(str(script), (str(tmp_path / "out"),)), setting, [0, 2, 3])
         assert trace.events.select("rank", "op").rows() == [
             (0, "all_reduce"),
             (2, "all_reduce"),
@@ -145,13 +138,13 @@ class TestProcesses:
 
     def test_save_fake_tensors_each(self, script: Path, tmp_path: Path) -> None:
         setting = Setting(world_size=2, fake=True)
-        trace, ends = play_ranks(Program(str(script), (str(tmp_path),)), setting, [0, 1])
+        trace, ends = run_as_ranks(Program(str(script), (str(tmp_path),)), setting, [0, 1])
         assert [(end.status, end.traceback) for end in ends] == [(0, ""), (0, "")]
         assert trace.events["rank"].to_list() == [0, 1]
         assert any("weights.pt was opened for writing by 2 of them" in note for note in trace.info.notes)
 
     def test_one_that_fails_keeps_what_it_recorded_and_the_others(self, script: Path, tmp_path: Path) -> None:
-        trace, ends = play_ranks(Program(str(script), (str(tmp_path), "fail")), Setting(world_size=4), [1, 2])
+        trace, ends = run_as_ranks(Program(str(script), (str(tmp_path), "fail")), Setting(world_size=4), [1, 2])
         assert trace.events["rank"].to_list() == [1, 2, 2]
         assert [end.status for end in ends] == [0, 1]
         assert ends[1].traceback.splitlines()[1:] == [
@@ -159,20 +152,3 @@ class TestProcesses:
             '    raise ValueError("only here")',
             "ValueError: only here",
         ]
-
-
-def test_files_of_one_rank_are_no_ones_business() -> None:
-    assert written_by_several([ScriptEnd(0, written=("a",)), ScriptEnd(1, written=("b",))]) == []
-    (note,) = written_by_several([ScriptEnd(rank, written=("/a", "/b", "/c", "/d")) for rank in range(2)])
-    assert "and 1 more were opened for writing by 2 of them" in note
-    (note,) = written_by_several([ScriptEnd(rank, written=("/a", "/b")[: 1 + (rank > 0)]) for rank in range(3)])
-    assert "were opened for writing by 2 to 3 of them" in note
-
-
-def test_a_temporary_file_without_a_name_is_no_result(tmp_path: Path) -> None:
-    seen: list[str] = []
-    with _watched_files(seen.append, "/nowhere"):
-        with tempfile.TemporaryFile(dir=tmp_path) as file:
-            file.write(b"kept nowhere")
-        (tmp_path / "a").write_text("kept")
-    assert seen == [str(tmp_path / "a")]

@@ -1,4 +1,4 @@
-"""``--ranks distinct`` plays few ranks, whose trace represents all."""
+"""``--ranks distinct`` runs few ranks, whose trace represents all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import dsexplore
 from dsexplore._internal.torch_internals.names import torch_at_least
 from dsexplore._internal.trace.represented_ranks import ranks_in
-from dsexplore._internal.worlds.scripts.play_distinct import play_distinct
-from dsexplore._internal.worlds.scripts.play_rank import Setting
 from dsexplore._internal.worlds.scripts.program import Program
+from dsexplore._internal.worlds.scripts.run_as_rank import Setting
+from dsexplore._internal.worlds.scripts.trace_script import trace_distinct_ranks
 
 SCRIPT = """\
 import sys
@@ -37,7 +37,7 @@ if "fail" in sys.argv:
 
 
 @pytest.mark.processes
-def test_the_ranks_that_are_played_stand_for_all(script: Path, tmp_path: Path) -> None:
+def test_the_ranks_that_are_run_stand_for_all(script: Path, tmp_path: Path) -> None:
     settings = {"world_size": 10, "hardware": "cpu", "steps": None}
     trace = dsexplore.run(script, ranks="distinct", save=tmp_path / "trace.parquet", **settings)
     described = dict(zip(trace.info.ranks, map(ranks_in, trace.info.stands_for), strict=True))
@@ -53,13 +53,13 @@ def test_the_ranks_that_are_played_stand_for_all(script: Path, tmp_path: Path) -
         assert all(rows == trace.parameters.filter(pl.col("rank") == rank).drop("rank").rows() for rows in held)
     first, second, *_ = trace.info.notes
     assert first.startswith("4 ranks stand for all 10: they differ by pp, `dist.get_rank() == 3` (")
-    assert "inferred from those that were played" in second
+    assert "inferred from those that were run" in second
     assert trace.unmatched().is_empty()
 
 
 @pytest.mark.processes
-def test_a_program_that_fails_is_not_played_on_more_ranks(script: Path) -> None:
-    trace, ends = play_distinct(Program(str(script), ("fail",)), Setting(world_size=10, hardware="cpu"))
+def test_a_program_that_fails_is_not_run_on_more_ranks(script: Path) -> None:
+    trace, ends = trace_distinct_ranks(Program(str(script), ("fail",)), Setting(world_size=10, hardware="cpu"))
     assert [end.rank for end in ends] == [0, 9]
     assert all("ValueError: no data" in end.traceback for end in ends)
     assert trace.info.stands_for == ()
