@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 BIN := $(VENV)/bin
 # Processes that share the tests, each of which takes whole files, as fixtures of a file are dear. Many tests wait for other
 # processes: three keep two cores at work.
-PROCESSES ?= 3
+PROCESSES ?= 4
 # Without compiled files each of the processes that tests start would compile the package anew, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt

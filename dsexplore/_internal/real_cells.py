@@ -317,7 +317,9 @@ def hang_sentences(run: CellRun) -> list[str]:
     if run.trace is None:
         return []
     stacks = {outcome.rank: outcome.stack for outcome in run.outcomes if outcome.stack}
-    report = explain_trace(run.trace, stacks, {outcome.rank: _end(outcome) for outcome in run.outcomes}, stood="")
+    report = explain_trace(
+        run.trace, stacks, {outcome.rank: _end(outcome) for outcome in run.outcomes}, no_progress_for=""
+    )
     says_nothing = report.reason == "none" or (report.reason == "unknown" and report.waiting.is_empty())
     return [] if says_nothing else [report.verdict()]
 

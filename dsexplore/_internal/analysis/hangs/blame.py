@@ -43,7 +43,7 @@ from dsexplore._internal.analysis.hangs.misdirected import misdirected
 from dsexplore._internal.analysis.hangs.mismatches import Mismatch, mismatches, signature, torn_message
 from dsexplore._internal.analysis.hangs.odd_ranks import stopped_unseen, went_past
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
-from dsexplore._internal.analysis.hangs.standing import outnumbered, outside
+from dsexplore._internal.analysis.hangs.rank_places import culprits_by_place, outnumbered
 from dsexplore._internal.analysis.hangs.unlike_groups import unlike_groups
 from dsexplore._internal.analysis.hangs.wavefront import Wavefront
 
@@ -125,8 +125,8 @@ def _torn_message(job: JobCalls) -> Blame | None:
 
 def _outside(job: JobCalls) -> Blame | None:
     """Blame ranks outside all recorded calls."""
-    culprits_and_suspects = outside(job)
-    return None if culprits_and_suspects is None else Blame("outside", *culprits_and_suspects)
+    found = culprits_by_place(job)
+    return None if found is None else Blame("outside", culprits=found.culprits, suspects=found.suspects)
 
 
 def _misdirected(evidence: HangEvidence) -> Blame | None:
@@ -137,8 +137,9 @@ def _misdirected(evidence: HangEvidence) -> Blame | None:
         return None
     instances = (job.instance_of(missed.sent), job.instance_of(missed.received))
     if missed.odd is None:
-        return Blame("misdirected", (), _ascending((missed.sent.rank, missed.received.rank)), instances)
-    return Blame("misdirected", (missed.odd,), (), instances)
+        suspects = _ascending((missed.sent.rank, missed.received.rank))
+        return Blame("misdirected", suspects=suspects, instances=instances)
+    return Blame("misdirected", culprits=(missed.odd,), instances=instances)
 
 
 def _unlike_groups(evidence: HangEvidence) -> Blame | None:

@@ -100,7 +100,7 @@ def explain_trace(
     trace: Trace,
     stacks: Mapping[int, str] | None = None,
     ends: Mapping[int, RankEnd | None] | None = None,
-    stood: str | None = None,
+    no_progress_for: str | None = None,
 ) -> HangReport:
     """Explain why the ranks of a trace hang, or hung when they were ended.
 
@@ -108,9 +108,9 @@ def explain_trace(
         trace: a merged trace of real ranks.
         stacks: {rank: its stack when it was ended, innermost call first}; None if there are none.
         ends: {rank: how it ended by itself}; None for the ends in the trace.
-        stood: the time without progress, see `JobCalls.stood`; None for that in the trace's notes.
+        no_progress_for: the time without progress, see `JobCalls.no_progress_for`; None for that in the trace's notes.
     """
-    return report_of(job_of_trace(trace.tables, stacks, ends, stood))
+    return report_of(job_of_trace(trace.tables, stacks, ends, no_progress_for))
 
 
 def _stacks(sources: Iterable[Path], tables: Tables, earlier: Iterable[int]) -> dict[int, str]:

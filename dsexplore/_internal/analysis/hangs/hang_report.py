@@ -13,7 +13,7 @@ from dsexplore._internal.analysis.hangs.call_text import call_line
 from dsexplore._internal.analysis.hangs.hang_text import end_note, verdict
 from dsexplore._internal.analysis.hangs.mismatches import Field, Mismatch, mismatches
 from dsexplore._internal.analysis.hangs.rank_calls import JobCalls
-from dsexplore._internal.analysis.hangs.standing import Standing
+from dsexplore._internal.analysis.hangs.rank_places import RankPlace
 from dsexplore._internal.analysis.hangs.wavefront import Wavefront
 from dsexplore._internal.display import Result
 
@@ -278,7 +278,7 @@ def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
     if calls.end is not None and calls.end.line:
         return calls.end.line
     if calls.stack and not calls.pending:
-        return Standing.of(calls.stack).line
+        return RankPlace.of(calls.stack).line
     call = parted
     if call is None and rank in front.heads:
         call = front.heads[rank][0]

@@ -22,7 +22,7 @@ from dsexplore._internal.analysis.hangs.parting_text import (
     parted_after,
 )
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
-from dsexplore._internal.analysis.hangs.standing import Standing, places_text
+from dsexplore._internal.analysis.hangs.rank_places import RankPlace, places_text
 from dsexplore._internal.analysis.hangs.unlike_groups import makers
 from dsexplore._internal.analysis.hangs.wavefront import Wavefront
 from dsexplore._internal.trace.ends import ENDED_BLOCK
@@ -74,16 +74,14 @@ def _untold_text(job: JobCalls, blame: Blame) -> str:
 
 def _ranks_outside_text(job: JobCalls, blame: Blame) -> str:
     """Say where the ranks are that are in no recorded call, and how the others ended."""
-    standing = {
-        rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if calls.stack and calls.end is None
-    }
+    places = {rank: RankPlace.of(calls.stack) for rank, calls in job.ranks.items() if calls.stack and calls.end is None}
     left = [rank for rank in job.ranks if job.ranks[rank].end is not None]
     unseen = [rank for rank in blame.suspects if not job.ranks[rank].has_evidence]
-    since = f", and none began or ended for {job.stood}" if job.stood else ""
+    since = f", and none began or ended for {job.no_progress_for}" if job.no_progress_for else ""
     ends = [_end_text(job, rank) for rank in left[:_MOST_ENDS]]
     absent = [f"{format_ranks(unseen)} left no record"] if unseen else []
-    texts = [f"no collective is open{since}: {places_text(standing, blame.culprits)}", *ends, *absent]
-    if len(standing) > 1 or left:
+    texts = [f"no collective is open{since}: {places_text(places, blame.culprits)}", *ends, *absent]
+    if len(places) > 1 or left:
         texts.append(_whom_text(blame))
     return "; ".join(texts)
 
@@ -170,7 +168,7 @@ def end_note(job: JobCalls, blame: Blame) -> list[str]:
 def _last_text(job: JobCalls, rank: int) -> str:
     """Say what a rank did last: its place in the program, or its last call."""
     calls = job.ranks[rank]
-    at = Standing.of(calls.stack).text if calls.stack else ""
+    at = RankPlace.of(calls.stack).text if calls.stack else ""
     if calls.earlier is not None:
         if calls.earlier.end == ENDED_BLOCK:
             return f"rank {rank} had ended an earlier block, and began no later one"

@@ -264,7 +264,7 @@ class JobCalls:
     world_size: int
     notes: tuple[str, ...] = ()
     """Limits of the evidence: files that could not be read, ranks without a file, …"""
-    stood: str | None = None
+    no_progress_for: str | None = None
     """The time for which no collective began or ended, ``"2 s"``; empty if the job ran out of time and this is unknown;
     None if the job is not known to be stuck."""
     unlisted: frozenset[GroupId] = frozenset()

@@ -32,7 +32,7 @@ _COLUMNS = (
 )
 _ENDED_EARLY = "the recording ended early"
 """Begin of a note that does not name a rank; `TraceInfo.ends` has more."""
-_STOOD = re.compile(r"no collective (?:had )?be(?:gan|gun) or ended for ([0-9.e+]+ s)")
+_NO_PROGRESS = re.compile(r"no collective (?:had )?be(?:gan|gun) or ended for ([0-9.e+]+ s)")
 """The time without progress in a note of `early_saves`."""
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 """Parts of the names of ops to which all ranks pass equal sizes."""
@@ -42,7 +42,7 @@ def job_of_trace(
     tables: Tables,
     stacks: Mapping[int, str] | None = None,
     ends: Mapping[int, RankEnd | None] | None = None,
-    stood: str | None = None,
+    no_progress_for: str | None = None,
     earlier: Mapping[int, EarlierBlock] | None = None,
 ) -> JobCalls:
     """Return the calls of each rank, from the merged trace of all ranks.
@@ -51,7 +51,7 @@ def job_of_trace(
         tables: the merged trace of real ranks.
         stacks: {rank: its stack when it was ended, innermost call first}; None if there are none.
         ends: {rank: how it ended by itself}, which replaces the end in the trace; None to replace none.
-        stood: the time without progress, see `JobCalls.stood`; None for that in the trace's notes.
+        no_progress_for: the time without progress, see `JobCalls.no_progress_for`; None for that in the trace's notes.
         earlier: {rank without calls in the trace: the earlier block that it saved last}; None if there are none.
     """
     ended = {rank: RankEnd.of(text) for rank, text in zip(tables.info.ranks, tables.info.ends, strict=False)}
@@ -81,9 +81,9 @@ def job_of_trace(
         )
     calls_of |= {rank: _calls_before_block(calls_of[rank], block) for rank, block in (earlier or {}).items()}
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
-    if stood is None:
-        stood = next((match[1] for note in tables.info.notes if (match := _STOOD.search(note))), None)
-    return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), stood))
+    if no_progress_for is None:
+        no_progress_for = next((match[1] for note in tables.info.notes if (match := _NO_PROGRESS.search(note))), None)
+    return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), no_progress_for))
 
 
 def _calls_before_block(calls: RankCalls, block: EarlierBlock) -> RankCalls:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from dsexplore._internal.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall
-from dsexplore._internal.analysis.hangs.standing import Standing, outnumbered
+from dsexplore._internal.analysis.hangs.rank_places import RankPlace, outnumbered
 
 NEW_GROUP = "new_group"
 
@@ -26,16 +26,16 @@ class UnlikeGroups(NamedTuple):
 
     calls: tuple[RankCall, ...]
     """The calls that wait in it, one per rank."""
-    makers: dict[int, Standing]
+    makers: dict[int, RankPlace]
     """Ranks that are inside ``new_group``, each with its place."""
     odd: tuple[int, ...]
     """The minority; empty if both sides are equally many."""
 
 
-def makers(job: JobCalls) -> dict[int, Standing]:
+def makers(job: JobCalls) -> dict[int, RankPlace]:
     """Return the running ranks that are inside ``new_group``, each with its place."""
-    standing = {rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if _may_stand(job, rank)}
-    return {rank: place for rank, place in standing.items() if place.call == NEW_GROUP}
+    places = {rank: RankPlace.of(calls.stack) for rank, calls in job.ranks.items() if _may_stand(job, rank)}
+    return {rank: place for rank, place in places.items() if place.call == NEW_GROUP}
 
 
 def _may_stand(job: JobCalls, rank: int) -> bool:
@@ -55,14 +55,14 @@ def unlike_groups(job: JobCalls, heads: Iterable[RankCall], idle: Collection[int
         The ranks. None if a rank of `idle` is not in ``new_group``, or if all ranks agree on their groups and fewer
         ranks create one than wait.
     """
-    standing = makers(job)
-    if not idle or not standing.keys() >= set(idle):
+    places = makers(job)
+    if not idle or not places.keys() >= set(idle):
         return None
     waiting = list(heads)
-    return _find_contradiction(waiting, standing) or _find_unfinished(job, waiting, standing)
+    return _find_contradiction(waiting, places) or _find_unfinished(job, waiting, places)
 
 
-def _find_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
+def _find_contradiction(waiting: list[RankCall], places: dict[int, RankPlace]) -> UnlikeGroups | None:
     """Compare the groups of one name on different ranks; a rank in ``new_group`` votes for the one that lists it."""
     by_name: dict[str, dict[GroupId, list[RankCall]]] = defaultdict(lambda: defaultdict(list))
     for call in waiting:
@@ -72,20 +72,20 @@ def _find_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) 
         if not any(call.rank in group.ranks for call in calls for group in sides if group != call.group):
             continue
         votes = {group: {call.rank for call in of_group} for group, of_group in sides.items()}
-        for rank in standing:
+        for rank in places:
             possible = [group for group in sides if rank in group.ranks]
             if len(possible) == 1:
                 votes[possible[0]].add(rank)
-        return UnlikeGroups(tuple(calls), standing, tuple(sorted(outnumbered(votes.values()))))
+        return UnlikeGroups(tuple(calls), places, tuple(sorted(outnumbered(votes.values()))))
     return None
 
 
-def _find_unfinished(job: JobCalls, waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
+def _find_unfinished(job: JobCalls, waiting: list[RankCall], places: dict[int, RankPlace]) -> UnlikeGroups | None:
     """Compare the ranks inside ``new_group`` at one line with those that wait in a group unused by the former."""
-    if len(set(standing.values())) > 1 or len(standing) < len(waiting):
+    if len(set(places.values())) > 1 or len(places) < len(waiting):
         return None
-    called = {call.group for rank in standing for call in job.ranks[rank].calls}
+    called = {call.group for rank in places for call in job.ranks[rank].calls}
     if any(call.group in called or call.number > 1 for call in waiting):
         return None
-    odd = sorted(call.rank for call in waiting) if len(standing) > len(waiting) else []
-    return UnlikeGroups(tuple(waiting), standing, tuple(odd))
+    odd = sorted(call.rank for call in waiting) if len(places) > len(waiting) else []
+    return UnlikeGroups(tuple(waiting), places, tuple(odd))

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from dsexplore._internal.analysis.hangs.standing import Standing
+from dsexplore._internal.analysis.hangs.rank_places import RankPlace
 from dsexplore._internal.torch_internals.process_groups import CONNECTION_LINE
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.worlds.real.messages import CellReport, RankJob, Reap, Report, Start, send, unpack_report
@@ -249,7 +249,7 @@ class RankHandle:
     @property
     def is_in_torch_distributed(self) -> bool:
         """True if the stack ends in a call of torch.distributed, which a signal may not interrupt."""
-        return bool(Standing.of(self._stack).call)
+        return bool(RankPlace.of(self._stack).call)
 
     def release(self) -> None:
         """Allow a finished rank to exit by itself."""

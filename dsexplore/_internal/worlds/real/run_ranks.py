@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, Self, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
-from dsexplore._internal.analysis.hangs.standing import Standing, odd_ones
+from dsexplore._internal.analysis.hangs.rank_places import RankPlace, ranks_elsewhere
 from dsexplore._internal.errors import Documented, UsageError
 from dsexplore._internal.interrupts import once_interrupted, uninterrupted
 from dsexplore._internal.signatures import names_arguments
@@ -261,7 +261,7 @@ def _how(outcome: RankOutcome[object]) -> str:
     if outcome.was_stopped:
         return STOPPED.removeprefix("was ")
     if outcome.status == "stuck" and outcome.stack:
-        return f"stuck {Standing.of(outcome.stack).text}"
+        return f"stuck {RankPlace.of(outcome.stack).text}"
     if outcome.error:
         return f"{outcome.status}: {outcome.error.splitlines()[0]}"
     return outcome.status
@@ -271,8 +271,8 @@ def _first_odd(run: RanksRun[object]) -> int:
     """Return the rank that the others seem to wait for, by their stacks; else the first that has not finished."""
     unfinished = [outcome for outcome in run.outcomes if outcome.status != "ok"]
     stopped = [outcome.rank for outcome in unfinished if outcome.was_stopped]
-    standing = {outcome.rank: Standing.of(outcome.stack) for outcome in unfinished if outcome.stack}
-    candidates = [*stopped, *odd_ones(standing), unfinished[0].rank]
+    places = {outcome.rank: RankPlace.of(outcome.stack) for outcome in unfinished if outcome.stack}
+    candidates = [*stopped, *ranks_elsewhere(places), unfinished[0].rank]
     return candidates[0]
 
 

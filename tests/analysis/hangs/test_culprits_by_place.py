@@ -1,6 +1,6 @@
 """Ranks in no recorded call: who holds them up where another rank was killed, or torch's own error names one.
 
-Modules: ``analysis/hangs/standing.py``.
+Modules: ``analysis/hangs/rank_places.py``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import pytest
 
 from dsexplore._internal.analysis.hangs.hang_report import report_of
 from dsexplore._internal.analysis.hangs.rank_calls import RankEnd
-from dsexplore._internal.analysis.hangs.standing import outside
-from tests.analysis.hangs.test_standing import at, in_call, job
+from dsexplore._internal.analysis.hangs.rank_places import culprits_by_place
+from tests.analysis.hangs.test_rank_places import at, in_call, job
 
 KILLED = RankEnd.of("was killed by SIGSEGV")
 ENDED = RankEnd.of("ended its block")
@@ -25,7 +25,7 @@ def test_a_killed_rank_is_what_ranks_that_poll_wait_for() -> None:
 
 
 def test_a_rank_that_ended_its_block_is_nothing_to_wait_for() -> None:
-    found = outside(job(at(16), "", rank1=ENDED))
+    found = culprits_by_place(job(at(16), "", rank1=ENDED))
     assert found == ((), (0,))
 
 
@@ -35,12 +35,12 @@ def test_the_ranks_that_an_error_of_monitored_barrier_names_are_waited_for(
 ) -> None:
     """Rank 2 has ended: where it is named, nobody that runs is."""
     first = RankEnd.of(NOT_AT_BARRIER.format(named))
-    found = outside(job("", at(15), "", at(15), rank0=first, rank2=MET_BARRIER))
+    found = culprits_by_place(job("", at(15), "", at(15), rank0=first, rank2=MET_BARRIER))
     assert found is not None
     assert found.culprits == culprits
     assert bool(found.suspects) != bool(culprits)
 
 
 def test_a_rank_in_a_call_of_torch_distributed_waits_for_all_that_ended() -> None:
-    found = outside(job(in_call("new_group", 5), "", "", rank1=ENDED, rank2=KILLED))
+    found = culprits_by_place(job(in_call("new_group", 5), "", "", rank1=ENDED, rank2=KILLED))
     assert found == ((1, 2), ())

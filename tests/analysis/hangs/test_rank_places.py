@@ -6,7 +6,7 @@ import pytest
 
 from dsexplore._internal.analysis.hangs.hang_report import report_of
 from dsexplore._internal.analysis.hangs.rank_calls import JobCalls, RankCalls, RankEnd
-from dsexplore._internal.analysis.hangs.standing import Standing, odd_ones, places_text
+from dsexplore._internal.analysis.hangs.rank_places import RankPlace, places_text, ranks_elsewhere
 
 C10D = '  File "…/torch/distributed/{file}.py", line 9, in {name}\n'
 LOADER = '  File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1, in __next__\n'
@@ -37,7 +37,7 @@ def at(line: int) -> str:
     ],
 )
 def test_a_stack_says_the_line_and_what_it_called_of_torch_distributed(stack: str, text: str) -> None:
-    assert Standing.of(stack).text == text
+    assert RankPlace.of(stack).text == text
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_a_stack_says_the_line_and_what_it_called_of_torch_distributed(stack: st
         ([at(3), at(3), at(4)], (2,)),
     ],
 )
-def test_the_odd_ones_are_those_elsewhere_or_fewer(stacks: list[str], odd: tuple[int, ...]) -> None:
-    assert odd_ones({rank: Standing.of(stack) for rank, stack in enumerate(stacks)}) == odd
+def test_ranks_elsewhere_are_those_in_other_code_or_fewer(stacks: list[str], odd: tuple[int, ...]) -> None:
+    assert ranks_elsewhere({rank: RankPlace.of(stack) for rank, stack in enumerate(stacks)}) == odd
 
 
-def test_ranks_at_one_place_are_named_together_the_odd_ones_first() -> None:
-    standing = {rank: Standing.of(at(3 if rank else 4)) for rank in range(3)}
-    assert places_text(standing) == "rank 0 at train.py:4, ranks 1, 2 at train.py:3"
-    assert places_text(standing, (2,)) == "ranks 1, 2 at train.py:3, rank 0 at train.py:4"
+def test_ranks_at_one_place_are_named_together_those_given_first() -> None:
+    places = {rank: RankPlace.of(at(3 if rank else 4)) for rank in range(3)}
+    assert places_text(places) == "rank 0 at train.py:4, ranks 1, 2 at train.py:3"
+    assert places_text(places, (2,)) == "ranks 1, 2 at train.py:3, rank 0 at train.py:4"
 
 
-def job(*stacks: str, stood: str | None = "6 s", **ends: RankEnd) -> JobCalls:
+def job(*stacks: str, no_progress_for: str | None = "6 s", **ends: RankEnd) -> JobCalls:
     ranks = {rank: RankCalls(rank, stack=stack, end=ends.get(f"rank{rank}")) for rank, stack in enumerate(stacks)}
-    return JobCalls(ranks, len(ranks), stood=stood)
+    return JobCalls(ranks, len(ranks), no_progress_for=no_progress_for)
 
 
 def test_a_job_that_stands_outside_all_calls_is_no_job_that_does_not_hang() -> None:
@@ -75,7 +75,7 @@ def test_a_job_that_stands_outside_all_calls_is_no_job_that_does_not_hang() -> N
         "no collective is open, and none began or ended for 6 s: rank 2 in new_group (train.py:53), ranks 0, 1 in "
         "new_group (train.py:52); the others wait for rank 2"
     )
-    assert report_of(job(*stacks, stood=None)).reason == "none"
+    assert report_of(job(*stacks, no_progress_for=None)).reason == "none"
     assert report_of(job(*stacks[:2], "")).reason == "none"  # it has gone on
 
 
