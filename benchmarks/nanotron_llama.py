@@ -3,14 +3,12 @@
 What huggingface/nanotron does (its branch ``nouamane/bench2`` at 67c5ebb6, and 0e0a27ea), in plain torch: tensors are
 [sequence, batch, width]; tensor parallelism with sequence parallelism by autograd functions that multiply the own part
 of the sequence while the rest is gathered (``parallel/tensor_parallel/functional.py``); norms and rotary positions of
-one kernel each; gradients that are added up in fp32 after each backward, parameter by parameter
-(``optim/gradient_accumulator.py``); of the last one DDP's buckets are reduced in fp32 beside it, or with ZeRO all of
-them after it (``trainer.py``); norms of the gradients, and an optimizer of fp32 masters.
+one kernel each. Gradients and the optimizer are those of `nanotron_trainer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,15 +16,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from llama_layers import Model
+from nanotron_trainer import Trainer
 from parallel_llama import Run
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-BUCKET = 25 << 20
-"""Bytes of bf16 gradients of one bucket of DDP."""
 
 
 class Group:
@@ -316,7 +312,8 @@ def build(model: Model, run: Run, mesh: DeviceMesh) -> Callable[[], None]:
     group, own = Group(mesh["tp"]), mesh["pp"].get_local_rank()
     blocks = stage_blocks(model, mesh["pp"].size())
     stage = Stage(model, blocks[own], group)
-    trainer = Trainer(stage, mesh, run)
+    ends = [part.weight for part in (stage.token_embedding, stage.lm_head) if part is not None]
+    trainer = Trainer(list(stage.parameters()), ends if model.tied else [], mesh, run)
     tokens = torch.randint(model.vocabulary, (run.batch, run.sequence))
     if len(blocks) == 1:
         return partial(_accumulate, stage, trainer, tokens)
@@ -364,92 +361,3 @@ def _accumulate(stage: Stage, trainer: Trainer, tokens: torch.Tensor) -> None:
 def loss(logits: torch.Tensor, labels: torch.Tensor, group: Group) -> torch.Tensor:
     """The mean over tokens of logits [sequence, batch, vocabulary / ranks] and labels [batch, sequence]."""
     return CrossEntropy.apply(logits, labels.t().contiguous(), group).t().mean()
-
-
-class Trainer:
-    """Gradients in fp32, and the optimizer.
-
-    Args:
-        stage: the model's part of this rank.
-        mesh: with axes pp, dp, cp and tp.
-        run: how a step is run; its ``sharding`` is ``"zero0 in fp32"`` or ``"zero1 in fp32"``.
-    """
-
-    def __init__(self, stage: Stage, mesh: DeviceMesh, run: Run) -> None:
-        self.data, self.tensor, self.microbatches = mesh["dp"], mesh["tp"], run.microbatches
-        self.shards = self.data.size() if run.sharding == "zero1 in fp32" else 1
-        self.is_divided = mesh["pp"].size() * mesh["tp"].size() > 1
-        self.parameters = list(reversed(list(stage.parameters())))
-        sizes = [one.numel() for one in self.parameters]
-        self.gradient = torch.zeros(sum(sizes), dtype=torch.float32)
-        self.gradients = dict(zip(self.parameters, self.gradient.split(sizes), strict=True))
-        self.norms = [self.gradients[one] for one in self.parameters if one.dim() == 1]
-        pipeline = dist.get_process_group_ranks(mesh["pp"].get_group())
-        shared = [part for part in (stage.token_embedding, stage.lm_head) if part is not None]
-        self.tied = [self.gradients[part.weight] for part in shared] if stage.model.tied and len(pipeline) > 1 else []
-        self.ends = dist.new_group([pipeline[0], pipeline[-1]]) if self.tied else None
-        self.masters = [nn.Parameter(torch.zeros(size // self.shards, dtype=torch.float32)) for size in sizes]
-        self.optimizer = torch.optim.AdamW([{"params": self.masters}], fused=True)
-        self.in_buckets = self.shards == 1 and self.data.size() > 1 and len(pipeline) == 1
-        self.reduces, self.works = False, list[Any]()
-        for bucket in _buckets(self.parameters):
-            left = set(bucket)
-            for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(partial(self._ready, bucket, left))
-
-    def _ready(self, bucket: Sequence[nn.Parameter], left: set[torch.Tensor], parameter: torch.Tensor) -> None:
-        """Add a gradient in fp32, and reduce its bucket when that is complete."""
-        assert parameter.grad is not None
-        self.gradients[parameter].add_(parameter.grad.view(-1))  # type: ignore[index] # each is a parameter
-        parameter.grad = None
-        left.discard(parameter)
-        if not left:
-            left.update(bucket)
-            if self.in_buckets and self.reduces:
-                whole = self.gradient[: sum(one.numel() for one in bucket)]
-                self.works.append(dist.all_reduce(whole, group=self.data.get_group(), async_op=True))
-
-    def step(self) -> None:
-        """Reduce what is not reduced yet, clip, update, and gather what other ranks updated."""
-        for work in self.works:
-            work.wait()
-        self.works.clear()
-        if self.data.size() > 1 and not self.in_buckets:
-            dist.all_reduce(self.gradient, group=self.data.get_group())
-        if self.tensor.size() > 1 and self.norms:
-            dist.all_reduce(torch.cat(self.norms), group=self.tensor.get_group())
-        for gradient in self.tied:
-            dist.all_reduce(gradient, group=self.ends)
-        norms = [torch.linalg.vector_norm(one) for one in self.gradients.values()] or [torch.zeros(())]
-        total = torch.linalg.vector_norm(torch.stack(norms)).pow(2)
-        if self.is_divided:
-            dist.all_reduce(total)
-        factor = torch.clamp(1.0 / (total.pow_(0.5) + 1e-6), max=1.0)
-        for one, master in zip(self.gradients.values(), self.masters, strict=True):
-            one.mul_(factor)
-            master.grad = one[: master.numel()]
-        self.optimizer.step()
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            parameter.detach().view(-1)[: master.numel()].copy_(master.detach())
-        if self.shards > 1 and self.parameters:
-            self._gather()
-        self.gradient.zero_()
-
-    def _gather(self) -> None:
-        """``all_gather_coalesced``: a buffer for each rank, from which each part of each parameter is copied."""
-        slices = [one.detach().view(-1)[: one.numel() // self.shards] for one in self.parameters]
-        buffers = [torch.cat(slices) for _ in range(self.shards)]
-        dist.all_gather(buffers, torch.cat(slices), group=self.data.get_group())
-        for buffer in buffers:
-            for part, whole in zip(buffer.split([one.numel() for one in slices]), slices, strict=True):
-                whole.copy_(part)
-
-
-def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Divide parameters into buckets of at least `BUCKET` bytes, as DDP does."""
-    buckets: list[list[nn.Parameter]] = [[]]
-    for parameter in parameters:
-        if sum(2 * one.numel() for one in buckets[-1]) >= BUCKET:
-            buckets.append([])
-        buckets[-1].append(parameter)
-    return buckets

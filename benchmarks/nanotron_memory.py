@@ -18,7 +18,7 @@ from nanotron_llama import stage_blocks
 from nanotron_pipeline import launch_seconds, seconds_by_stage
 from predicted_step import MODELS, Row
 
-from dsexplore._internal.cost.memory.memory_need import FRAGMENTED
+from dsexplore._internal.cost.memory.memory_need import FRAGMENTED, NEAR
 from dsexplore._internal.cost.step.prediction import Prediction
 
 
@@ -60,6 +60,6 @@ def reported_bytes(row: Row, prediction: Prediction, microbatches: int) -> int:
 
 
 def is_near_limit(row: Row, prediction: Prediction, microbatches: int) -> bool:
-    """Return True if the allocator of the fullest rank would have to ask again, or the step does not fit."""
+    """Return True if the memory of the fullest rank is nearly full, or the step does not fit."""
     need = prediction.memory
-    return need.most + held_bytes(row, prediction, prediction.peak.rank, microbatches) > need.available
+    return need.most + held_bytes(row, prediction, prediction.peak.rank, microbatches) > NEAR * need.available

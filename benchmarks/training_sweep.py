@@ -37,7 +37,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from goals import beside_goal
 from llama_layers import Model
@@ -48,7 +48,7 @@ from parallel_llama import Run
 from predicted_step import DATA, MODELS, Row, predicted, predicted_of, rank_correlation
 
 from dsexplore._internal.cost.cluster import Cluster
-from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.cost.memory.memory_need import NEAR, Fit
 
 SHAPES = {
     "x": Model(16, 2048, 32, 32, 8192, 131072, tied=True),
@@ -66,8 +66,6 @@ AT_A_TIME = 12
 """Runs that are drawn of one model and number of nodes before those of the next."""
 DEVELOPMENT = 60
 """Runs that were looked at to find what nanotron does and what it takes."""
-NEARLY_FULL = 0.9
-"""Part of the GPU's memory from which on a run counts as near its limit."""
 POLL = 0.1
 """Seconds between two looks of the early version of nanotron, whether a message has arrived."""
 NUMBERS = re.compile(r"(Nodes|MBS|GradAcc|DP|PP|TP|ZeRO): *(\d+)")
@@ -112,7 +110,7 @@ class Published:
 @cache
 def nearly_full_bytes() -> float:
     """Return the bytes from which on the memory of a GPU is nearly full."""
-    return NEARLY_FULL * Cluster.load(CLUSTER).memory.size
+    return NEAR * Cluster.load(CLUSTER).memory.size
 
 
 def read_sweep(path: Path) -> list[Published]:
@@ -168,41 +166,129 @@ def drawn(runs: Sequence[Published], count: int) -> Iterator[Published]:
             count -= len(part[:count])
 
 
-class Predicted(NamedTuple):
-    """What is predicted of a run.
+@dataclass(frozen=True)
+class Compared:
+    """A run beside what is predicted of it.
 
     Attributes:
-        prediction: of its step.
+        run: the run.
+        fit: whether the step is predicted to fit, see `MemoryNeed.fit`.
         reported: bytes of memory that nanotron would report.
-        is_near_limit: whether its memory is nearly full, or does not fit.
-        seconds: of the step, for the version that the run is taken to have, and for the other one of a pipeline; None
-            where it has crashed.
+        is_near_limit: True if its memory is predicted to be nearly full, or not to fit.
+        seconds: predicted for the version of nanotron that the run is taken to have; None if it crashed.
+        other: seconds for the other version of a pipeline, as `seconds` without a pipeline.
     """
 
-    prediction: Prediction
+    run: Published
+    fit: Fit
     reported: int
     is_near_limit: bool
-    seconds: tuple[float, float] | None
+    seconds: float | None = None
+    other: float | None = None
+
+    @property
+    def is_told_apart(self) -> bool:
+        """True if it has run and is predicted to fit, or has crashed and is not."""
+        return (self.fit != "does not fit") == self.run.has_run
+
+    @property
+    def step_error(self) -> float:
+        """Predicted seconds relative to those of the run, less 1; not of a run that crashed."""
+        return _relative(self.seconds, self.run.row.step)
+
+    @property
+    def least_error(self) -> float:
+        """The smaller error of the two versions, without its sign."""
+        return min(abs(self.step_error), abs(_relative(self.other, self.run.row.step)))
+
+    @property
+    def memory_error(self) -> float:
+        """Predicted bytes relative to those of the run, less 1; not of a run that crashed."""
+        return _relative(self.reported, self.run.row.memory)
+
+    def line(self) -> str:
+        """The run with its mesh, step and memory."""
+        row = self.run.row
+        sizes = " ".join(f"{axis}={size}" for axis, size in row.sizes.items() if size > 1)
+        mesh = f"{row.model:4}{self.run.nodes:3} nodes {sizes:20} {row.run.microbatches:3}×{row.run.batch}"
+        said = "crashed"
+        if self.seconds is not None and row.step is not None and row.memory is not None:
+            said = (
+                f"{self.seconds:7.2f} of {row.step:7.2f} s {self.step_error:+6.1%}  "
+                f"{self.reported / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
+            )
+        return f"{f'{mesh} {row.run.sharding}':54} {said:45} predicted: {self.fit}"
 
 
-def predict(run: Published, kept: Path | None) -> Predicted:
-    """Predict a run."""
+def _relative(predicted: float | None, measured: float | None) -> float:
+    assert predicted is not None, "a run that crashed"
+    assert measured is not None, "a run that crashed"
+    return predicted / measured - 1
+
+
+def compare(run: Published, kept: Path | None) -> Compared:
+    """Predict a run; traces are kept in a folder, and taken from there."""
     row = run.row
     # More microbatches than stages are not in flight, and each takes as long as the others.
     few = replace(row, run=replace(row.run, microbatches=min(row.run.microbatches, max(2, row.sizes["pp"]))))
     count = few.run.microbatches
-    seconds: tuple[float, float] | None = None
+    seconds, other = None, None
     if run.has_run and not run.has_stages:
-        prediction, alone = predicted(row, kept)
-        seconds = alone, alone
+        prediction, seconds = predicted(row, kept)
+        other = seconds
     else:
         prediction = predicted_of(few, kept)
     if run.has_run and run.has_stages:
         polls = (POLL, 0.0) if run.polls else (0.0, POLL)
-        first, other = (pipeline_seconds(row, prediction, count, poll) for poll in polls)
-        seconds = first, other
-    reported, is_near = (what(row, prediction, count) for what in (reported_bytes, is_near_limit))
-    return Predicted(prediction, reported, bool(is_near), seconds)
+        seconds, other = (pipeline_seconds(row, prediction, count, poll) for poll in polls)
+    return Compared(
+        run=run,
+        fit=prediction.memory.fit,
+        reported=reported_bytes(row, prediction, count),
+        is_near_limit=is_near_limit(row, prediction, count),
+        seconds=seconds,
+        other=other,
+    )
+
+
+def print_medians(compared: Sequence[Compared]) -> None:
+    """Print the median errors of steps and memory, without a pipeline, of pipelines and of all."""
+    have_run = [each for each in compared if each.run.has_run]
+    for kind, rows in (
+        ("without a pipeline", [each for each in have_run if not each.run.has_stages]),
+        ("pipelines", [each for each in have_run if each.run.has_stages]),
+        ("all", have_run),
+    ):
+        if not rows:
+            continue
+        steps = statistics.median(abs(each.step_error) for each in rows)
+        memory = statistics.median(abs(each.memory_error) for each in rows)
+        print(f"\n{kind}")
+        print(f"with the nearer of both versions: {statistics.median(each.least_error for each in rows):.1%}")
+        print(beside_goal("median error of steps", steps, len(rows), most=0.10))
+        print(beside_goal("median error of memory", memory, len(rows), most=0.10))
+
+
+def print_order(compared: Sequence[Compared]) -> None:
+    """Print the mean rank correlation of steps within a model and number of nodes."""
+    steps: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for each in compared:
+        if each.seconds is not None and each.run.row.step is not None:
+            steps[each.run.group].append((each.run.row.step, each.seconds))
+    orders = [rank_correlation(*map(list, zip(*pairs, strict=True))) for pairs in steps.values() if len(pairs) > 2]
+    what = "mean rank correlation within a model and number of nodes"
+    print(beside_goal(what, statistics.mean(orders), len(orders), least=0.85) if orders else f"{what}: none drawn")
+
+
+def print_limits(compared: Sequence[Compared]) -> None:
+    """Print how many runs were told apart from those that crashed, and how many said to be near the limit."""
+    apart = statistics.mean(each.is_told_apart for each in compared)
+    print(beside_goal("ran and crashed told apart", apart, len(compared), least=0.90))
+    near = [each.is_near_limit for each in compared if each.run.is_nearly_full]
+    others = [each.is_near_limit for each in compared if each.run.has_run and not each.run.is_nearly_full]
+    what = "runs with nearly full memory said to be near its limit"
+    print(beside_goal(what, statistics.mean(near), len(near), least=0.80) if near else f"{what}: none drawn")
+    print(f"other runs said to be near it: {sum(others)} of {len(others)}")
 
 
 def main() -> None:
@@ -218,58 +304,21 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     MODELS.update({NAMES[axis]: shape for axis, shape in SHAPES.items()})
-    steps: dict[bool, list[float]] = {False: [], True: []}
-    memories: dict[bool, list[float]] = {False: [], True: []}
-    nearer: dict[bool, list[float]] = {False: [], True: []}
-    apart, near, nearly_full, empty = [], [], [], []
-    speeds: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     runs = [run for run in read_sweep(options.file) if run.is_nearly_full or not options.nearly_full]
+    compared: list[Compared] = []
+    without_blocks: list[Published] = []
     for run in islice(drawn(runs, options.skip + options.count), options.skip, None):
-        row = run.row
-        if has_empty_stage(MODELS[row.model], row.sizes["pp"]):
-            empty.append(run.has_run)
+        if has_empty_stage(MODELS[run.row.model], run.row.sizes["pp"]):
+            without_blocks.append(run)
             continue
-        prediction, reported, is_near, versions = predict(run, options.traces)
-        fit = prediction.memory.fit
-        apart.append(float((fit != "does not fit") == run.has_run))
-        said = "crashed"
-        if versions is not None and row.step is not None and row.memory is not None:
-            seconds = versions[0]
-            nearer[run.has_stages].append(min(abs(version / row.step - 1) for version in versions))
-            steps[run.has_stages].append(abs(seconds / row.step - 1))
-            memories[run.has_stages].append(abs(reported / row.memory - 1))
-            speeds[run.group].append((row.step, seconds))
-            nearly_full.append((reported >= nearly_full_bytes(), run.is_nearly_full))
-            if run.is_nearly_full:
-                near.append(float(is_near))
-            said = (
-                f"{seconds:7.2f} of {row.step:7.2f} s {seconds / row.step - 1:+6.1%}  "
-                f"{reported / 2**30:5.1f} of {row.memory / 2**30:5.1f} GiB"
-            )
-        sizes = " ".join(f"{axis}={size}" for axis, size in row.sizes.items() if size > 1)
-        mesh = (
-            f"{row.model:4}{run.nodes:3} nodes {sizes:20} {row.run.microbatches:3}×{row.run.batch} {row.run.sharding}"
-        )
-        print(f"{mesh:54} {said:45} predicted: {fit}", flush=True)
-    orders = [rank_correlation(*map(list, zip(*pairs, strict=True))) for pairs in speeds.values() if len(pairs) > 2]
-    order = "mean rank correlation within a model and number of nodes"
-    limit = "runs with nearly full memory said to be near its limit"
-    for kind, has_stages in (("without a pipeline", [False]), ("pipelines", [True]), ("all", [False, True])):
-        errors, best, of_memory = (
-            [one for which in has_stages for one in by[which]] for by in (steps, nearer, memories)
-        )
-        if errors:
-            print(f"\n{kind}")
-            print(f"with the nearer of both versions: {statistics.median(best):.1%} of {len(best)}")
-            print(beside_goal("median error of steps", statistics.median(errors), len(errors), most=0.10))
-            print(beside_goal("median error of memory", statistics.median(of_memory), len(of_memory), most=0.10))
-    print(beside_goal(order, statistics.mean(orders), len(orders), least=0.85) if orders else f"{order}: none drawn")
-    print(beside_goal("ran and crashed told apart", statistics.mean(apart), len(apart), least=0.90))
-    if empty:
-        print(f"runs of which a stage gets no block, left out: {len(empty)}, of which {empty.count(False)} crashed")
-    print(beside_goal(limit, statistics.mean(near), len(near), least=0.80) if near else f"{limit}: none drawn")
-    both, alone = nearly_full.count((True, True)), nearly_full.count((True, False))
-    print(f"runs predicted to fill {NEARLY_FULL:.0%} of it: {both} of {len(near)} that do, {alone} that do not")
+        compared.append(compare(run, options.traces))
+        print(compared[-1].line(), flush=True)
+    print_medians(compared)
+    print_order(compared)
+    print_limits(compared)
+    if without_blocks:
+        crashed = sum(not run.has_run for run in without_blocks)
+        print(f"runs of which a stage gets no block, left out: {len(without_blocks)}, of which {crashed} crashed")
 
 
 if __name__ == "__main__":

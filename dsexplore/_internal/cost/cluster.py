@@ -37,6 +37,8 @@ class Link:
             them.
         rails: of a network, over how many switches the ranks of a node are spread in turn, so that the ranks of one
             place in their nodes share a switch; 0 where the ranks of a node share one.
+        ring_step: of a network, seconds that a step of a ring takes at least, in which each rank passes 1 MiB or more
+            on; 0 where bandwidth and latency say it all.
     """
 
     bandwidth: float
@@ -47,6 +49,7 @@ class Link:
     pod: float = 0
     oversubscription: float = 1.0
     rails: float = 0
+    ring_step: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ Every quantity of the files in ``clusters/`` has its source; users' own need not
 ``base = "dgx-h100"`` takes from another cluster whatever the file does not say; the times measured on that cluster then
 stand in where this one has none, as with ``like``. ``pod`` and ``oversubscription`` of a network say how many ranks its
 switches join at full bandwidth, and how many times less there is between such pods; ``rails``, over how many switches
-the ranks of a node are spread, between which there is as much less. ``power`` is what the GPU of a rank
-may take, and ``price = "2.50 USD/h"`` what one rank costs in an hour, which no file of this package has.
+the ranks of a node are spread, between which there is as much less; ``ring_step``, how long a step of a ring over nodes
+takes at least. ``power`` is what the GPU of a rank may take, and ``price = "2.50 USD/h"`` what one rank costs in an
+hour, which no file of this package has.
 ``gpu`` names the GPU of ``worlds/cuda/gpus`` that a simulated world has where it is given this cluster.
 """
 
@@ -185,7 +186,13 @@ def parse_factor(value: object) -> float:
 _FLOPS = quantity_of(COMPUTE)
 SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
     "node": _LINK,
-    "network": _LINK | {"pod": _count, "oversubscription": parse_factor, "rails": _number_of("switches")},
+    "network": _LINK
+    | {
+        "pod": _count,
+        "oversubscription": parse_factor,
+        "rails": _number_of("switches"),
+        "ring_step": quantity_of(TIME),
+    },
     "reduction": {"bandwidth": quantity_of(BANDWIDTH), "smallest_group": _count, "ramp": quantity_of(TIME)},
     "compute": dict.fromkeys(("bf16", "fp16", "tf32", "fp32", "fp8", "fp4"), _FLOPS) | {"achievable": parse_fraction},
     "memory": {"size": quantity_of(SIZE), "bandwidth": quantity_of(BANDWIDTH), "achievable": parse_fraction},
@@ -194,7 +201,7 @@ SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
 _OPTIONAL_AT_TOP = {"base", "gpu", "measured", "like", "power", "price", "processors", "ranks_per_domain"}
-_OPTIONAL_KEYS = {"fp16", "tf32", "fp8", "fp4", "pod", "oversubscription", "rails"}
+_OPTIONAL_KEYS = {"fp16", "tf32", "fp8", "fp4", "pod", "oversubscription", "rails", "ring_step"}
 _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
 
 

@@ -194,6 +194,21 @@ def test_between_pods_there_is_less_bandwidth(op: str) -> None:
     assert slower == pytest.approx(2.0, rel=0.01)
 
 
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_a_step_of_a_ring_over_nodes_takes_a_least_time(op: str) -> None:
+    """Of 16 ranks, each passes a sixteenth on: below 1 MiB a step takes less in proportion."""
+    slow = replace(cluster(), network=replace(NETWORK, ring_step=1.0))
+    for size, seconds in ((8 * MIB, 7.5), (16 * MIB, 15.0), (64 * MIB, 15.0)):
+        assert mechanism_time(slow, op, size, TWO) == pytest.approx(seconds)
+    for size, group in ((1 << 44, TWO), (16 * MIB, ONE)):  # where bytes take longer, and inside a node
+        assert mechanism_time(slow, op, size, group) == mechanism_time(cluster(), op, size, group)
+
+
+def test_a_tree_over_nodes_has_no_such_steps() -> None:
+    slow = replace(cluster(), network=replace(NETWORK, ring_step=1.0))
+    assert mechanism_time(slow, "all_reduce", 16 * MIB, TWO) < 1.0
+
+
 RAILS = replace(NETWORK, rails=8, oversubscription=4.0)
 
 

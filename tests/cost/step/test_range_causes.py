@@ -69,8 +69,9 @@ def test_without_the_error_of_the_part_that_is_named_the_range_narrows_most(trac
     clear = 0
     for prediction in predictions(traces):
         causes = prediction.by_cause()
-        if causes["share"][0] < 0.55 or causes["expected"].arg_max() != 0:
-            continue  # two parts are about as wide, or the expected step waits for another one
+        waiting = causes.filter(what="waiting for the CPU")["share"].sum()
+        if 0.1 < waiting < causes["share"][0]:
+            continue  # the GPU waits for the CPU at the high end alone, which hides how long its kernels take there
         clear += 1
         (items,) = (program.items for program in programs(prediction.tables, prediction.cluster, Options()))
         widths = {}
@@ -79,7 +80,7 @@ def test_without_the_error_of_the_part_that_is_named_the_range_narrows_most(trac
             low, _, high = (play(without_range(items, part), end, slowdown, overlap).seconds for end in Estimate)
             widths[part] = high - low
         assert min(widths, key=lambda part: widths[part]) == prediction.widest_part
-    assert clear >= 8
+    assert clear >= 19
     assert len({prediction.widest_part for prediction in predictions(traces)}) >= 3
 
 

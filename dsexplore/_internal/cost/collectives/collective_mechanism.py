@@ -43,6 +43,8 @@ MESSAGE_BYTES = 64 << 20
 """Point-to-point messages up to this size use few of NCCL's channels, whatever the link's bandwidth."""
 MESSAGE_BANDWIDTH = 85e9
 """B/s of such a message: send on 8 B200 takes 118 µs for 8 MiB, 793 µs for 64 MiB, and 859 µs for 512 MiB."""
+RING_STEP_BYTES = 1 << 20
+"""Bytes of a ring's step from which on it takes `Link.ring_step` at least; a smaller one takes less in proportion."""
 PAIRWISE_NETWORK = 0.75
 """Fraction of the network bandwidth that an all_to_all reaches, in which each rank sends to many others at once."""
 
@@ -173,8 +175,10 @@ def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: GroupShape) ->
     whole = group.per_node * network.bandwidth * network.achievable
     if group.per_node > 1:
         whole = min(whole, rank_bandwidth(cluster, group.per_node))
-    short = min(group.per_node * network.short_bandwidth, cluster.node.short_bandwidth)
-    yield from _short_and_long(network, start, wire_bytes, (min(short, whole), whole), size)
+    rate = min(group.per_node * network.short_bandwidth, cluster.node.short_bandwidth, whole)
+    least = _steps(op, group.ranks) * network.ring_step * min(1.0, size / group.ranks / RING_STEP_BYTES)
+    for seconds in _short_and_long(network, start, wire_bytes, (rate, whole), size):
+        yield max(seconds, least)
 
 
 def _tree_of_nodes(cluster: Cluster, size: float, group: GroupShape) -> Iterator[float]:

@@ -40,6 +40,9 @@ FRAGMENTED = {False: 0.15, True: 0.02}
 """Bytes that the allocator holds beyond its tensors, as a part of theirs, without and with expandable segments.
 GMLake (ASPLOS 2024, arXiv 2401.08156) gained 15 % on average, and 33 % at most, over eight models; segments that expand
 leave the unused part of 20 MiB at the end of each pool."""
+NEAR = 0.9
+"""Part of the GPU's memory beyond which a step barely fits: the allocator's gaps are larger in some steps than others.
+All 17 runs of a public sweep that held more took 3 to 10 times as long as predicted (benchmarks/training_sweep.py)."""
 RETRIED = (3, 6)
 """How many times longer a step can take whose allocator gives memory back and asks again."""
 
@@ -112,10 +115,10 @@ class MemoryNeed(int):
 
     @property
     def fit(self) -> Fit:
-        """``"fits"``; ``"fits barely"``, so that the allocator has to ask again; or ``"does not fit"``."""
+        """``"fits"``; ``"fits barely"``, so that the allocator may have to ask again; or ``"does not fit"``."""
         if self.least > self.available:
             return "does not fit"
-        return "fits barely" if self.most > self.available else "fits"
+        return "fits barely" if self.most > NEAR * self.available else "fits"
 
     def verdict(self) -> str:
         """Return whether the step fits, with its numbers."""
