@@ -12,7 +12,7 @@ from functools import cached_property
 
 from dsexplore._internal.analysis.hangs.rank_calls import JobCalls, RankCall
 
-RankPlace = tuple[int, int]
+Place = tuple[int, int]
 """(rank, index of a call in its text)."""
 
 _LONGEST = 64
@@ -81,9 +81,7 @@ class ExpectedCalls:
                 ranks[kind].update(group.ranks)
         return ranks
 
-    def _is_unexpected(
-        self, rank: int, at: int, judged: set[RankPlace], unique: set[RankPlace], voters: set[int]
-    ) -> bool:
+    def _is_unexpected(self, rank: int, at: int, judged: set[Place], unique: set[Place], voters: set[int]) -> bool:
         """Return True if a call is not the expected one.
 
         Args:
@@ -103,7 +101,7 @@ class ExpectedCalls:
         votes = votes or self._votes(text, at, unique | {(rank, at)}, voters)
         return bool(votes) and votes[text[at]] < max(votes.values())
 
-    def _unique_messages(self, judged: set[RankPlace]) -> set[RankPlace]:
+    def _unique_messages(self, judged: set[Place]) -> set[Place]:
         """Return the places of messages that occur nowhere else in the job.
 
         For such a message, neither other ranks nor earlier steps show whether one end called it by mistake, or the
@@ -117,7 +115,7 @@ class ExpectedCalls:
         }
         return {(rank, at) for rank, at in judged if self._texts[rank][at] in alone}
 
-    def _votes(self, text: str, at: int, excluded: set[RankPlace], voters: set[int]) -> Counter[str]:
+    def _votes(self, text: str, at: int, excluded: set[Place], voters: set[int]) -> Counter[str]:
         """Count which calls of `voters` follow the longest run of calls before `at` that also occurs elsewhere."""
         for length in sorted({min(_LONGEST, at), 32, 16, 8, 4, 2, 1}, reverse=True):
             if 0 < length <= at:
@@ -126,7 +124,7 @@ class ExpectedCalls:
                     return votes
         return Counter()
 
-    def _following(self, run: str, excluded: set[RankPlace], voters: set[int]) -> Counter[str]:
+    def _following(self, run: str, excluded: set[Place], voters: set[int]) -> Counter[str]:
         """Count the calls of `voters` that follow a run of calls, outside of `excluded` places."""
         votes: Counter[str] = Counter()
         for rank in voters:
