@@ -12,7 +12,7 @@ from IPython.utils.capture import capture_output
 
 from dsexplore._internal import real_cells
 from dsexplore._internal.magics import CommtraceMagics
-from dsexplore._internal.worlds.real import rank_world
+from dsexplore._internal.worlds.real import cell_end
 
 SUM = "import torch, torch.distributed as dist\nx = torch.ones(4) * (rank + 1)\ndist.all_reduce(x)\n"
 
@@ -54,7 +54,7 @@ class Notebook:
 def opened_notebook(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
     """Yield a notebook with the extension loaded, in which what ranks print is shown at the end of a cell."""
     monkeypatch.setattr(real_cells, "INTERVAL", 1e6)
-    monkeypatch.setattr(rank_world, "SAVE_WAIT", 60.0)  # a machine that is busy may need more than a user would wait
+    monkeypatch.setattr(cell_end, "SAVE_WAIT", 60.0)  # a machine that is busy may need more than a user would wait
     opened = Notebook(shell)
     opened.ok("%load_ext dsexplore")
     yield opened

@@ -22,6 +22,7 @@ FLOORS = (
         "units",
         "user_warnings",
         "errors",
+        "free_memory",
         "hardware",
         "display",
         "interrupts",

@@ -1,6 +1,6 @@
 """Ctrl-C ends a cell that hangs on local ranks, sent to all processes of a real kernel as by a front end.
 
-Modules: ``real_cells.py``, ``magics.py``, ``interrupts.py``, ``worlds/real/rank_world.py``.
+Modules: ``real_cells.py``, ``magics.py``, ``interrupts.py``, ``worlds/real/cell_end.py``.
 """
 
 from __future__ import annotations

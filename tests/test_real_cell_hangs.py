@@ -1,6 +1,6 @@
 """Cells of ``%%commtrace --real`` whose ranks wait for each other end by a time-out, an error or Ctrl-C.
 
-Modules: ``real_cells.py``, ``worlds/real/rank_world.py``.
+Modules: ``real_cells.py``, ``worlds/real/rank_world.py``, ``worlds/real/cell_end.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from dsexplore import RanksFailedError
 from dsexplore._internal.real_cells import failure
 from dsexplore._internal.worlds.real import rank_handle, rank_world
+from dsexplore._internal.worlds.real.cell_end import CellRun
 from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
-from dsexplore._internal.worlds.real.rank_world import CellRun
 from tests.real_notebook import SUM, Notebook, opened_notebook
 from tests.running_processes import is_running, wait_until_all_have_come
 
@@ -34,10 +34,10 @@ def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path of a file that exists once each rank of a cell has printed ``here`` and waits."""
     wait_for_all, go = rank_world.wait_for_all, tmp_path / "go"
 
-    def tell_once_all_wait(ranks: Sequence[rank_handle.RankHandle], deadline: float, *more: Any) -> int | None:
+    def tell_once_all_wait(ranks: Sequence[rank_handle.RankHandle], *, deadline: float, **more: Any) -> int | None:
         wait_until_all_have_come(ranks, deadline)
         go.touch()
-        return wait_for_all(ranks, deadline, *more)
+        return wait_for_all(ranks, deadline=deadline, **more)
 
     monkeypatch.setattr(rank_world, "wait_for_all", tell_once_all_wait)
     return go
@@ -80,11 +80,11 @@ def hang(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> Hang:
     wait_for_all = rank_world.wait_for_all
     signals: list[signal.Signals] = []
 
-    def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, *more: Any) -> int | None:
+    def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], *, deadline: float, **more: Any) -> int | None:
         wait_until_all_have_come(ranks, deadline)
         if signals:
             signal.raise_signal(signals.pop())
-        return wait_for_all(ranks, 0.0, *more)
+        return wait_for_all(ranks, deadline=0.0, **more)
 
     def run(cell: str, *sent: signal.Signals) -> tuple[BaseException | None, str]:
         signals.extend(sent)
@@ -170,6 +170,7 @@ def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook, h
     wait = "if rank == 0:\n    w = dist.all_reduce(x, async_op=True)\nprint('here')\nif rank == 0:\n    w.wait()"
     error, text = hang(f"%%commtrace\n{SUM}{wait}", signal.SIGINT)
     assert isinstance(error, KeyboardInterrupt)
+    assert error.run.reason == "interrupted"  # type: ignore[attr-defined]  # documented by `RankWorld.run`
     assert "\nKeyboardInterrupt\nrank 1 ended the cell: rank 0 waits for it in all_reduce" in f"\n{text}"
     assert "selectors.py" not in text  # no frame of the magic
     notes = "".join(error.__notes__)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
 import dsexplore
+from dsexplore._internal.atomic import check_output
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import TraceFileError, UsageError, full_message
 from dsexplore._internal.hardware import DEFAULT
@@ -47,6 +48,8 @@ class Command:
 
 def _command_of(text: str, module: str, add_arguments: str = "add_arguments", run: str = "run") -> Command:
     """Return the subcommand of two functions of a module, which is imported when the subcommand is used.
+
+    So the help of ``dsexplore`` appears at once: many of these modules import torch.
 
     Args:
         text: help line.
@@ -93,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.unknown = unknown
     try:
-        _check_folder(getattr(options, "html", None))
+        check_output("--html", getattr(options, "html", None))
         return COMMANDS[options.command].run(options) or 0
     except (UsageError, TraceFileError, FileNotFoundError) as error:
         print(f"dsexplore {options.command}: {full_message(error)}", file=sys.stderr)
@@ -230,12 +233,6 @@ def _hang(options: argparse.Namespace) -> None:
     print_result(json.dumps(report.to_dict(), indent=2) if options.json else plain_text(report))
     if options.html is not None:
         print(f"wrote {report.to_html(options.html)}", file=sys.stderr)
-
-
-def _check_folder(html: Path | str | None) -> None:
-    """Raise UsageError if the page could not be written, before the command's work is done."""
-    if html and not Path(html).parent.is_dir():
-        raise UsageError(f"--html {html}: there is no folder {Path(html).parent}")
 
 
 def _run_arguments(parser: argparse.ArgumentParser) -> None:

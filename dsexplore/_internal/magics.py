@@ -22,8 +22,9 @@ from dsexplore._internal.real_cells import RealCells, explain_interrupt, failure
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.real.cell_end import CellRun
 from dsexplore._internal.worlds.real.engine_cluster import EngineCluster
-from dsexplore._internal.worlds.real.rank_world import CellRun, RankWorld
+from dsexplore._internal.worlds.real.rank_world import RankWorld
 from dsexplore._internal.worlds.scripts.rank_processes import parse_ranks
 from dsexplore._internal.worlds.simulate import World
 from dsexplore._internal.worlds.world_settings import WorldSettings

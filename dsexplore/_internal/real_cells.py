@@ -25,11 +25,12 @@ from dsexplore._internal.trace.ends import STOPPED, raised
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes, format_ranks, format_seconds
 from dsexplore._internal.views.ranks.rank_texts import RankText, as_html, as_text
+from dsexplore._internal.worlds.real.cell_end import CellRun
 from dsexplore._internal.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
 from dsexplore._internal.worlds.real.engine_cluster import EngineCluster
 from dsexplore._internal.worlds.real.messages import Cell
 from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
-from dsexplore._internal.worlds.real.rank_world import CellRun, RankWorld
+from dsexplore._internal.worlds.real.rank_world import RankWorld
 from dsexplore._internal.worlds.real.run_ranks import RanksFailedError
 
 _INTERRUPTED = "KeyboardInterrupt"

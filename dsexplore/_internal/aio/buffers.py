@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from dsexplore._internal.aio.aio_config import as_integer
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.free_memory import free_memory
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.units import format_bytes
 
@@ -255,15 +256,6 @@ def memory_suffices(size: int) -> bool:
     """Return True if less than half of the free memory suffices for a tensor of `size` bytes."""
     free = free_memory()
     return free is None or size < free // 2
-
-
-def free_memory() -> int | None:
-    """Return the bytes of free memory; None if the system does not report them."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _munlock(address: int, nbytes: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsexplore._internal.aio.aio_config import NO_GDS, AioConfig
 from dsexplore._internal.aio.sweeps.statistics import MATTERS
+from dsexplore._internal.atomic import check_output
 from dsexplore._internal.errors import UsageError, full_message
 from dsexplore._internal.interrupts import sigterm_interrupts
 from dsexplore._internal.printed import print_no_more, print_result
@@ -108,7 +109,8 @@ def _sweep_all(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--seconds {args.seconds:g} is not a time to spend: give a positive number, or --grid to try every setting"
         )
-    _check_files(args)
+    check_output("--save", args.save)
+    check_output("--html", args.html)
     for path in args.path:
         os.stat(path)  # noqa: PTH116 - raises FileNotFoundError with the path, before another path takes a minute
     axes = _axes(args)
@@ -228,20 +230,6 @@ def _largest_file(folder: str) -> str:
     return str(largest)
 
 
-def _check_files(args: argparse.Namespace) -> None:
-    """Raise UsageError if results could not be saved, before time is spent on measuring."""
-    for option, file in (("--save", args.save), ("--html", args.html)):
-        if not file:
-            continue
-        folder = Path(file).absolute().parent
-        if Path(file).is_dir():
-            raise UsageError(f"{option} {file} is a folder: give the name of a file in it")
-        if not folder.is_dir():
-            raise UsageError(f"{option} {file}: there is no folder {folder}")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise UsageError(f"{option} {file}: nothing may be written to {folder}")
-
-
 def _save(result: SweepResult, args: argparse.Namespace, suffix: str) -> OSError | None:
     """Write the files of ``--save`` and ``--html``; return the error if one could not be written."""
     unsaved = None
@@ -296,7 +284,8 @@ def _sustain(args: argparse.Namespace) -> None:
 
     if len(args.path) != 1:
         raise UsageError("--sustained is of one disk: give one PATH, a directory")
-    _check_files(args)
+    check_output("--save", args.save)
+    check_output("--html", args.html)
     result = sustained_writes(args.path[0], args.sustained)
     print_result(result.to_frame().write_json() if args.json else plain_text(result))
     if args.html:

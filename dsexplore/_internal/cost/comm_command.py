@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsexplore._internal.atomic import check_output
 from dsexplore._internal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def _check(options: argparse.Namespace) -> None:
     """Raise UsageError for options that would fail after the measurement, or have no effect beside others."""
     _check_effects(options)
     for name in ("save", "html", "calibrate"):
-        path = getattr(options, name)
-        if path and not Path(path).absolute().parent.is_dir():
-            raise UsageError(f"--{name} {path}: there is no folder {Path(path).parent}")
+        check_output(f"--{name}", getattr(options, name))
     if options.calibrate and not options.calibrate.endswith(".toml"):
         raise UsageError(f"--calibrate {options.calibrate}: give a file that ends in .toml")
     if options.base:

@@ -17,9 +17,9 @@ import pytest
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.real_cells import failure
 from dsexplore._internal.worlds.real import engine_cluster
+from dsexplore._internal.worlds.real.cell_end import CellRun
 from dsexplore._internal.worlds.real.engine_cluster import EngineCluster, EngineRank
 from dsexplore._internal.worlds.real.messages import CellReport
-from dsexplore._internal.worlds.real.rank_world import CellRun
 from tests.running_processes import is_waiting
 from tests.waiting import wait_until
 from tests.worlds.real.cells import cell_of
@@ -160,7 +160,9 @@ def check_interrupt(cluster: EngineCluster) -> None:
 
     with pytest.raises(KeyboardInterrupt) as caught:
         cluster.run(cell_of(SLOW), timeout=240, on_output=interrupt)
-    assert [outcome.error for outcome in caught.value.run.outcomes] == ["KeyboardInterrupt"] * 2  # type: ignore[attr-defined]
+    run: CellRun = caught.value.run  # type: ignore[attr-defined]
+    assert [outcome.error for outcome in run.outcomes] == ["KeyboardInterrupt"] * 2
+    assert run.reason == "interrupted"
     assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
 
 
@@ -197,7 +199,7 @@ def check_engine_in_a_collective(cluster: EngineCluster) -> None:
     def hold(ranks: Sequence[EngineRank]) -> None:
         def hangs() -> bool:
             for rank in ranks:
-                rank.look()
+                rank.update_output()
             return all_have_come(ranks) and is_waiting(pid)
 
         wait_until(hangs)

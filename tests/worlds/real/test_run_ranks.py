@@ -153,9 +153,9 @@ def ends_in_the_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run time out once each rank has finished, or has printed ``here`` and waits."""
     wait_for_all = launcher.wait_for_all
 
-    def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, grace: float) -> int | None:
+    def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], *, deadline: float, grace: float) -> int | None:
         wait_until_all_have_come(ranks, deadline)
-        return wait_for_all(ranks, 0.0, grace)
+        return wait_for_all(ranks, deadline=0.0, grace=grace)
 
     monkeypatch.setattr(launcher, "wait_for_all", wait_for_the_hang)
     monkeypatch.setattr(launcher, "STACK_WAIT", 60.0)

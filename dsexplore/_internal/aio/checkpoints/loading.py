@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT, as_integer
-from dsexplore._internal.aio.buffers import Buffer, free_memory, give_back_free_memory
+from dsexplore._internal.aio.buffers import Buffer, give_back_free_memory
 from dsexplore._internal.aio.checkpoints.checkpoint_files import (
     KINDS,
     Checkpoint,
@@ -40,6 +40,7 @@ from dsexplore._internal.aio.disk import disk_of, drop_cached
 from dsexplore._internal.aio.handle import aio_handle
 from dsexplore._internal.aio.sweeps.scratch import check_space
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.free_memory import free_memory
 from dsexplore._internal.progress import Work, track
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.units import format_bytes, format_count, parse_size

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from dsexplore._internal.aio.aio_config import AioConfig, as_integer
 from dsexplore._internal.aio.aio_constants import PAGE
 from dsexplore._internal.aio.backends.choose import loop_of
-from dsexplore._internal.aio.buffers import Buffer, PinnedBuffer, fill_random, free_memory
+from dsexplore._internal.aio.buffers import Buffer, PinnedBuffer, fill_random
 from dsexplore._internal.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached, probed_rate
 from dsexplore._internal.aio.pool import Pool, TransferJob
 from dsexplore._internal.aio.staging import memory_of
@@ -26,6 +26,7 @@ from dsexplore._internal.aio.sweeps.measurements import Conditions, Mode, Operat
 from dsexplore._internal.aio.sweeps.scratch import Scratch
 from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.free_memory import free_memory
 from dsexplore._internal.progress import State, TerminalLine, Work, seen_screen
 from dsexplore._internal.units import format_bytes, format_rate, parse_size
 

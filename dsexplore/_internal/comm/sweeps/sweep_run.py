@@ -8,13 +8,13 @@ disturb less. On GPUs, where calls are queued, single calls are not timed. Resul
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,7 @@ from dsexplore._internal.comm.sweeps.sweep_ops import (
 )
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.free_memory import free_memory
 from dsexplore._internal.progress import track
 from dsexplore._internal.signatures import names_arguments
 from dsexplore._internal.units import format_bytes, parse_size
@@ -179,7 +180,7 @@ def _ranks_of_nodes(swept: SweptGroup) -> list[int]:
 
 def _fitting_sizes(sizes: list[int], swept: SweptGroup, ranks_per_node: int) -> list[int]:
     """Return the sizes that fit the memory of every rank; raise UsageError if none does."""
-    free = swept.reduced(float(_free_bytes(swept.device)), td.ReduceOp.MIN)
+    free = swept.reduced(_free_bytes(swept.device), td.ReduceOp.MIN)
     sharing_ranks = ranks_per_node if swept.device.type == "cpu" else 1
     limit = free * MEMORY_SHARE / sharing_ranks / BUFFERS
     fitting = [size for size in sizes if size <= limit]
@@ -190,12 +191,12 @@ def _fitting_sizes(sizes: list[int], swept: SweptGroup, ranks_per_node: int) -> 
     return fitting
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Return the bytes of free memory of a GPU, or of the machine."""
+def _free_bytes(device: torch.device) -> float:
+    """Return the bytes of free memory of a GPU, or of the machine; infinity if the system does not report them."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    with Path("/proc/meminfo").open(encoding="ascii") as lines:
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = free_memory()
+    return math.inf if free is None else float(free)
 
 
 def _software(swept: SweptGroup) -> str:

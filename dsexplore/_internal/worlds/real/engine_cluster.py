@@ -19,21 +19,15 @@ from typing import Any, NamedTuple
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_ranks
+from dsexplore._internal.worlds.real.cell_end import CellRun, interruptible, merge_cell
 from dsexplore._internal.worlds.real.engine_process import EngineCell
 from dsexplore._internal.worlds.real.messages import Cell, CellReport
 from dsexplore._internal.worlds.real.rank_outcome import RankOutcome, unpacked
-from dsexplore._internal.worlds.real.rank_world import (
-    GRACE,
-    CellRun,
-    OnOutput,
-    group_options,
-    interruptible,
-    merge_cell,
-)
-from dsexplore._internal.worlds.real.run_ranks import Reason
+from dsexplore._internal.worlds.real.rank_world import GRACE, OnOutput, group_options
+from dsexplore._internal.worlds.real.run_ranks import reason_of
 from dsexplore._internal.worlds.world_settings import resolve
 
-LOOK = 0.02
+POLL_INTERVAL = 0.02
 """Seconds between two checks of the engines."""
 DESCRIBE_WAIT = 60.0
 """Seconds that engines have for their first answer."""
@@ -58,7 +52,7 @@ class _Description(NamedTuple):
     pid: int
 
 
-def _describe() -> tuple[int, int, str, int]:
+def _describe() -> tuple[int, int, str, int]:  # plain values, as the engine does not know `_Description`
     """Return the fields of an engine's `_Description`; rank and world size are −1 if no launcher set them."""
     import os  # it runs on the engine, where this module is not imported
     import socket
@@ -102,7 +96,7 @@ class EngineRank:
         """Return the outcome of the cell, and its pickled trace."""
         from ipyparallel.error import TaskAborted  # an optional package, which an open cluster has imported
 
-        self.look()
+        self.update_output()
         if not self.answer.ready():
             return RankOutcome(self.rank, "stuck", output=self.output.text), b""
         try:
@@ -114,7 +108,7 @@ class EngineRank:
             return RankOutcome(self.rank, "died", error=text, output=self.output.text), b""
         assert isinstance(report, CellReport)
         self.answer.wait_for_output(OUTPUT_WAIT)
-        self.look()
+        self.update_output()
         outcome = RankOutcome(
             self.rank,
             "ok" if report.ok else "error",
@@ -127,7 +121,7 @@ class EngineRank:
         )
         return outcome, report.trace
 
-    def look(self) -> None:
+    def update_output(self) -> None:
         """Update the output of the engine."""
         self.output.text = f"{self.answer.stdout}{self.answer.stderr}"
 
@@ -219,7 +213,7 @@ class EngineCluster:
         missing = sorted(set(range(self.size)) - by_rank.keys())
         if missing:
             raise UsageError(f"no engine for {format_ranks(missing)} of {self.size}: start the engines' job again")
-        resolve(self.size, self.mesh or None, 0)
+        resolve(world_size=self.size, mesh=self.mesh or None, rank=0)
         before = {rank.engine: rank for rank in self._ranks}
         newest = {rank: engines_of_rank[-1] for rank, engines_of_rank in by_rank.items()}
         ranks = [before.get(newest[rank]) or EngineRank(rank, newest[rank]) for rank in range(self.size)]
@@ -267,7 +261,7 @@ class EngineCluster:
                 is_whole = len(ranks) == next(iter(answers.values())).world_size
                 if is_whole:
                     until = min(until, time.monotonic() + ANSWER_WAIT)
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
         return answers
 
     def close(self) -> None:
@@ -308,10 +302,9 @@ class EngineCluster:
             self._interrupt([rank for rank in chosen if rank.answer is not None and not rank.answer.ready()])
             raise
 
-        def finish(_first_failure: int | None, _is_interrupted: bool) -> CellRun:
-            first = next((rank.rank for rank in chosen if rank.has_failed), None)
+        def finish(first_failure: int | None, is_interrupted: bool) -> CellRun:
             self._interrupt([rank for rank in chosen if not rank.answer.ready()])
-            return self._collect(chosen, began, first, is_all=ranks is None)
+            return self._collect(chosen, began=began, first_failure=first_failure, is_interrupted=is_interrupted)
 
         return interruptible(lambda: self._wait(chosen, began + timeout, on_output), finish)
 
@@ -341,18 +334,23 @@ class EngineCluster:
                 "which no interrupt ends: restart the engines' job"
             )
 
-    def _wait(self, chosen: Sequence[EngineRank], deadline: float, on_output: OnOutput) -> None:
-        """Wait until the cell has ended on all ranks, until the deadline, or `GRACE` seconds after a failure."""
+    def _wait(self, chosen: Sequence[EngineRank], deadline: float, on_output: OnOutput) -> int | None:
+        """Wait until the cell has ended on all ranks, until the deadline, or `GRACE` seconds after a failure.
+
+        Returns:
+            Rank that failed; the first one if several have. None if none has.
+        """
         while not all(rank.answer.ready() for rank in chosen):
             for rank in chosen:
-                rank.answer.wait(LOOK / len(chosen))
-                rank.look()
+                rank.answer.wait(POLL_INTERVAL / len(chosen))
+                rank.update_output()
             on_output(chosen)
             now = time.monotonic()
             if any(rank.has_failed for rank in chosen):
                 deadline = min(deadline, now + GRACE)
             if now >= deadline:
-                return
+                break
+        return next((rank.rank for rank in chosen if rank.has_failed), None)
 
     def _interrupt(self, running: Sequence[EngineRank]) -> None:
         """Send SIGINT to engines that still run the cell, as ipyparallel does not forward Ctrl-C.
@@ -367,33 +365,31 @@ class EngineCluster:
         self._client.send_signal(signal.SIGINT, targets=engines, block=False)
         until = time.monotonic() + INTERRUPT_WAIT
         while time.monotonic() < until and not all(rank.answer.ready() for rank in running):
-            running[0].answer.wait(LOOK)
+            running[0].answer.wait(POLL_INTERVAL)
 
-    def _collect(self, chosen: Sequence[EngineRank], began: float, first: int | None, *, is_all: bool) -> CellRun:
+    def _collect(
+        self, chosen: Sequence[EngineRank], *, began: float, first_failure: int | None, is_interrupted: bool
+    ) -> CellRun:
         """Return the outcomes and the merged trace of a cell.
 
         Args:
             chosen: ranks that ran it.
             began: time at which it was sent, by the monotonic clock.
-            first: rank that failed first; None if none failed.
-            is_all: whether these are all ranks of the cluster.
+            first_failure: rank that failed first; None if none failed.
+            is_interrupted: True if Ctrl-C ended the cell.
         """
-        outcomes, parts = [], []
+        outcomes, recorded = [], []
         for rank in chosen:
             outcome, trace = rank.outcome()
             outcomes.append(outcome)
             if trace:
-                parts.append(pickle.loads(trace).tables)
-        tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen])
-        reason: Reason = "done"
-        if first is not None:
-            reason = "failed"
-        elif any(outcome.status == "stuck" for outcome in outcomes):
-            reason = "timeout"
+                recorded.append(pickle.loads(trace).tables)
+        tables = merge_cell(recorded, None if len(chosen) == self.size else [rank.rank for rank in chosen])
+        are_unfinished = any(outcome.status == "stuck" for outcome in outcomes)
         return CellRun(
             outcomes=tuple(outcomes),
             seconds=time.monotonic() - began,
-            reason=reason,
-            first_failure=first,
+            reason=reason_of(first_failure, are_unfinished=are_unfinished, is_interrupted=is_interrupted),
+            first_failure=first_failure,
             trace=None if tables is None else Trace(tables),
         )

@@ -299,6 +299,7 @@ class RankHandle:
 
 def wait_for_all(
     ranks: Sequence[RankHandle],
+    *,
     deadline: float,
     grace: float,
     on_output: Callable[[], float | None] = lambda: None,

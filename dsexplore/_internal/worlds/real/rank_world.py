@@ -1,6 +1,6 @@
 """`RankWorld`: local ranks that run the cells of a notebook and trace each of them.
 
-Requirements on this module:
+What it guarantees:
 
 * an error of one rank ends the cell within half a second; peers that wait for that rank are ended;
 * a time-out ends all ranks, and so does Ctrl-C if one of them waits inside gloo, which cannot be interrupted;
@@ -11,41 +11,39 @@ Requirements on this module:
 
 from __future__ import annotations
 
-import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.interrupts import once_interrupted, uninterrupted
 from dsexplore._internal.torch_internals.processes import has_cuda_context
-from dsexplore._internal.trace import files
-from dsexplore._internal.trace.merge import merge_tables
-from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
-from dsexplore._internal.units import format_count, format_ranks
+from dsexplore._internal.units import format_count
 from dsexplore._internal.user_warnings import warn
-from dsexplore._internal.worlds.real.messages import Cell, CellReport
+from dsexplore._internal.worlds.real.cell_end import (
+    CellRun,
+    end_with_traces,
+    interrupt_cell,
+    interruptible,
+    merge_cell,
+    trace_of,
+    why_closed,
+)
+from dsexplore._internal.worlds.real.messages import Cell
 from dsexplore._internal.worlds.real.rank_handle import RankHandle, wait_for_all
 from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
-from dsexplore._internal.worlds.real.run_ranks import RanksRun, Reason, job_of_rank, rendezvous
+from dsexplore._internal.worlds.real.run_ranks import job_of_rank, reason_of, rendezvous
 from dsexplore._internal.worlds.real.server_handle import server
 from dsexplore._internal.worlds.world_settings import resolve
 
 GRACE = 0.2
 """Seconds that the others have to end the cell by themselves after it has failed on one rank."""
-SAVE_WAIT = 3.0
-"""Seconds that all ranks together have to write their stacks before they are ended, and again for their traces; they
-need about 0.05, or more on a busy machine."""
-INTERRUPT_WAIT = 1.0
-"""Seconds that interrupted ranks have to leave a cell."""
 GROUP_TIMEOUT = 1800.0
 """Seconds after which a collective fails: torch's default, as the time-out of the cell is shorter."""
 
@@ -54,16 +52,6 @@ KEPT_OUTPUT = 32 << 10
 
 OnOutput = Callable[[Sequence[Any]], float | None]
 """Called with the ranks when one has printed something; returns the seconds until its next call, or None."""
-
-
-@dataclass(frozen=True)
-class CellRun(RanksRun[Any]):
-    """Outcomes and trace of one cell on its ranks."""
-
-    trace: Trace | None = None
-    """Merged trace of the ranks; None if no rank recorded anything."""
-    why_closed: str = ""
-    """Why the world was closed after the cell; empty if it is open."""
 
 
 class RankWorld:
@@ -79,7 +67,7 @@ class RankWorld:
     """
 
     def __init__(self, size: int, backend: str = "gloo", mesh: str = "") -> None:
-        self.size, _ = resolve(size, mesh or None, 0)
+        self.size, _ = resolve(world_size=size, mesh=mesh or None, rank=0)
         self.backend, self.mesh = backend, mesh
         _check_backend(backend, self.size)
         self._exit = ExitStack()
@@ -107,7 +95,12 @@ class RankWorld:
             self._exit.callback(self._end_ranks)
             for rank in range(self.size):
                 job = job_of_rank(
-                    b"", rank, self.size, variables, backend=self.backend, group_timeout=GROUP_TIMEOUT, mesh=self.mesh
+                    rank=rank,
+                    world_size=self.size,
+                    variables=variables,
+                    backend=self.backend,
+                    group_timeout=GROUP_TIMEOUT,
+                    mesh=self.mesh,
                 )
                 self._ranks.append(RankHandle(rank, job, keep=KEPT_OUTPUT))
         except BaseException:
@@ -156,13 +149,13 @@ class RankWorld:
                 for rank in chosen:
                     with suppress(OSError):  # the rank has died, which `_finish` handles
                         rank.begin(replace(cell, save=folder))
-                return wait_for_all(chosen, began + timeout, GRACE, lambda: on_output(chosen))
+                return wait_for_all(chosen, deadline=began + timeout, grace=GRACE, on_output=lambda: on_output(chosen))
 
             def finish(first_failure: int | None, is_interrupted: bool) -> CellRun:
                 if is_interrupted:
                     interrupt_cell([rank for rank in chosen if rank.status is None])
                 return self._finish(
-                    chosen, folder, began, first_failure, is_all=ranks is None, is_interrupted=is_interrupted
+                    chosen, folder, began=began, first_failure=first_failure, is_interrupted=is_interrupted
                 )
 
             return interruptible(wait, finish)
@@ -185,10 +178,9 @@ class RankWorld:
         self,
         chosen: Sequence[RankHandle],
         folder: str,
+        *,
         began: float,
         first_failure: int | None,
-        *,
-        is_all: bool,
         is_interrupted: bool,
     ) -> CellRun:
         """End the ranks that still run a cell, and close the world if it cannot run another one.
@@ -198,25 +190,23 @@ class RankWorld:
             folder: folder in which they saved their traces.
             began: time at which the cell was sent, by the monotonic clock.
             first_failure: rank that failed first; None if none failed.
-            is_all: whether these are all ranks of the world.
-            is_interrupted: whether Ctrl-C ended the cell.
+            is_interrupted: True if Ctrl-C ended the cell.
         """
         for rank in chosen:
             rank.read()
         hung = [rank for rank in chosen if rank.status is None]
         end_with_traces(hung, folder)
         lost = [rank for rank in chosen if rank.status in ("stuck", "died")]
-        parts = [tables for rank in chosen if (tables := trace_of(rank, folder)) is not None]
-        tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen], shares_clock=True)
-        why = "interrupted" if is_interrupted and hung else _why_closed(chosen, tables)
+        recorded = [tables for rank in chosen if (tables := trace_of(rank, folder)) is not None]
+        tables = merge_cell(
+            recorded, None if len(chosen) == self.size else [rank.rank for rank in chosen], shares_clock=True
+        )
+        why = "interrupted" if is_interrupted and hung else why_closed(chosen, tables)
         outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
-        reason: Reason = "timeout" if hung else "done"
-        if first_failure is not None:
-            reason = "failed"
         return CellRun(
             outcomes=outcomes,
             seconds=time.monotonic() - began,
-            reason=reason,
+            reason=reason_of(first_failure, is_interrupted=is_interrupted, are_unfinished=bool(hung)),
             first_failure=first_failure,
             trace=None if tables is None else Trace(tables),
             why_closed=why,
@@ -231,36 +221,6 @@ class RankWorld:
         outcomes = tuple(rank.end(wait=0) for rank in chosen)
         self.close()
         return outcomes
-
-
-def interruptible(wait: Callable[[], int | None], finish: Callable[[int | None, bool], CellRun]) -> CellRun:
-    """Wait for a cell and finish it, also after Ctrl-C; Ctrl-C while it is finished raises afterwards.
-
-    Args:
-        wait: waits for the end of the cell, and returns the rank that failed first, or None.
-        finish: ends the ranks that still run, given that rank, and whether Ctrl-C ended the wait.
-
-    Returns:
-        Result of `finish`.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C; its ``run`` is the result of `finish`.
-    """
-    first_failure: int | None = None
-    interrupt: KeyboardInterrupt | None = None
-    try:
-        first_failure = wait()
-    except KeyboardInterrupt as error:
-        interrupt = error
-    try:
-        with uninterrupted() if interrupt is None else once_interrupted():
-            run = finish(first_failure, interrupt is not None)
-    except KeyboardInterrupt as error:  # it came while the run was finished
-        interrupt = error
-    if interrupt is not None:
-        interrupt.run = run  # type: ignore[attr-defined]
-        raise interrupt
-    return run
 
 
 def group_options(backend: str, mesh: str) -> str:
@@ -288,112 +248,3 @@ def _check_backend(backend: str, size: int) -> None:
             f"this kernel itself has a CUDA context on GPU {devices}, where a rank will run, and uses memory there: "
             "restart the kernel, and use CUDA only in cells that run on the ranks"
         )
-
-
-def interrupt_cell(running: Sequence[RankHandle]) -> None:
-    """Interrupt ranks that run a cell, unless one of them is stopped, or waits in torch.distributed.
-
-    Their stacks are read before, for at most `SAVE_WAIT` seconds, so that they show the cell and not its exit. Then
-    the ranks have `INTERRUPT_WAIT` seconds to leave the cell; the status of a rank that does not stays None.
-    """
-    if any(rank.look_whether_stopped() for rank in running):
-        return
-    until = time.monotonic() + SAVE_WAIT
-    for rank in running:
-        rank.request_stack()
-    for rank in running:
-        rank.read_stack(until)
-    if any(rank.is_in_torch_distributed for rank in running):
-        return
-    for rank in running:
-        rank.signal(signal.SIGINT)
-    until = time.monotonic() + INTERRUPT_WAIT
-    while time.monotonic() < until and any(rank.status is None and not rank.is_over for rank in running):
-        time.sleep(0.002)
-        for rank in running:
-            rank.read()
-
-
-def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:
-    """Make ranks that have not finished write their stacks and traces into a folder, and end them.
-
-    All write before the first one ends, because the end of a process makes the collectives of the others fail. A
-    process that was stopped (SIGSTOP) is continued when the others have written, so that it does not let them continue.
-    """
-    stopped = [rank for rank in hung if rank.look_whether_stopped()]
-    for rank in hung:
-        rank.status = "stuck"  # its later reports do not count
-        rank.request_stack()
-    stacks_until = time.monotonic() + SAVE_WAIT
-    for part in ([rank for rank in hung if rank not in stopped], stopped):
-        for rank in part:
-            if rank.was_stopped:
-                rank.signal(signal.SIGTERM)  # first, so that it runs no further line of its program
-                rank.signal(signal.SIGCONT)
-            rank.read_stack(stacks_until)
-        for rank in part:
-            rank.signal(signal.SIGTERM)
-        until = time.monotonic() + SAVE_WAIT  # a rank that writes no stack may still save its trace
-        while time.monotonic() < until and not all(_has_left_a_trace(rank, folder) for rank in part):
-            time.sleep(0.002)
-    for rank in hung:
-        rank.signal(signal.SIGKILL)
-
-
-def _has_left_a_trace(rank: RankHandle, folder: str) -> bool:
-    """Return True if a rank has saved or sent its recording, or has ended."""
-    rank.read()
-    return rank.is_over or rank.report is not None or Path(folder, files.stack_file(rank.rank)).exists()
-
-
-def trace_of(rank: RankHandle, folder: str) -> Tables | None:
-    """Return the trace that a rank sent with its report, or saved when it was ended; None if there is none."""
-    if isinstance(rank.report, CellReport) and rank.report.trace:
-        sent: Trace = pickle.loads(rank.report.trace)
-        return sent.tables
-    saved = Path(folder, files.rank_file(rank.rank))
-    return files.load(saved) if saved.exists() else None
-
-
-def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_clock: bool = False) -> Tables | None:
-    """Merge the tables of a cell's ranks; None if no rank recorded anything.
-
-    Args:
-        parts: tables of each rank that recorded something.
-        ranks: ranks that ran the cell; None for all ranks of the world.
-        shares_clock: whether the ranks run on one machine, so that their times need no alignment.
-    """
-    if not parts:
-        return None
-    tables = merge_tables(parts, is_whole=True, shares_clock=shares_clock, ranks=ranks)
-    if ranks is None:
-        return tables
-    others = f"this cell ran on {format_ranks(ranks)} of {tables.info.world_size} ranks"
-    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, others)))
-
-
-def _why_closed(ranks: Sequence[RankHandle], tables: Tables | None) -> str:
-    """Return why these ranks cannot run another cell; empty if they can."""
-    waiting = [rank.rank for rank in ranks if rank.status == "stuck"]
-    died = [rank.rank for rank in ranks if rank.status == "died"]
-    if died:
-        return f"{format_ranks(died)} died"
-    if waiting:
-        return f"{format_ranks(waiting)} had not finished the cell"
-    if tables is None or all(rank.status == "ok" for rank in ranks):
-        return ""
-    uneven = uneven_groups(tables)
-    return f"the error left the ranks of group {uneven[0]} at different collectives" if uneven else ""
-
-
-def uneven_groups(tables: Tables) -> list[str]:
-    """Return the groups whose ranks issued different numbers of collectives; sends and receives do not count."""
-    events = tables.events
-    counts: dict[str, dict[int, int]] = {}
-    members: Mapping[str, list[int]] = dict(tables.groups.select("group", "ranks").iter_rows())
-    seen = set(tables.info.ranks)
-    for group, rank, op in events.select("group", "rank", "op").iter_rows():
-        if op not in ("send", "recv"):
-            by_rank = counts.setdefault(group, dict.fromkeys(seen & set(members.get(group, ())), 0))
-            by_rank[rank] = by_rank.get(rank, 0) + 1
-    return sorted(group for group, by_rank in counts.items() if len(set(by_rank.values())) > 1)

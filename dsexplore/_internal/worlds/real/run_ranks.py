@@ -36,8 +36,8 @@ from dsexplore._internal.worlds.real.server_handle import server
 
 __all__ = ["RankOutcome", "RanksFailedError", "RanksRun", "run_ranks"]
 
-Reason = Literal["done", "failed", "timeout"]
-"""Why a run ended: all ranks had finished, one had failed, or the time had run out."""
+Reason = Literal["done", "failed", "interrupted", "timeout"]
+"""Why a run ended: all ranks had finished, one had failed, Ctrl-C, or the time had run out."""
 
 
 @names_arguments
@@ -90,7 +90,14 @@ def run_ranks(
         stack.callback(run.close)
         for rank in range(world_size):
             variables = {**launcher_variables, **(environment or {})}
-            job = job_of_rank(packed, rank, world_size, variables, backend=backend, group_timeout=group_timeout)
+            job = job_of_rank(
+                packed,
+                rank=rank,
+                world_size=world_size,
+                variables=variables,
+                backend=backend,
+                group_timeout=group_timeout,
+            )
             run.add(RankHandle(rank, job, on_line))
         return run.until_over(timeout, grace)
 
@@ -124,14 +131,16 @@ def run_in_turn(
         stack.callback(run.close)
 
         def start(index: int) -> RankHandle:
-            job = job_of_rank(pack_program(program, arguments[index], None), 0, 1, launcher_variables)
+            packed = pack_program(program, arguments[index], namespace=None)
+            job = job_of_rank(packed, rank=0, world_size=1, variables=launcher_variables)
             return RankHandle(index, job, on_line)
 
         run.in_turn(map(start, range(len(arguments))), together, on_end)
 
 
 def job_of_rank(
-    packed: bytes,
+    packed: bytes = b"",
+    *,
     rank: int,
     world_size: int,
     variables: Mapping[str, str],
@@ -253,7 +262,27 @@ class RanksFailedError(Documented, RuntimeError):
         return "\n".join(lines)
 
 
-_REASONS: dict[Reason, str] = {"done": "ended", "failed": "one failed", "timeout": "time ran out"}
+_REASONS: dict[Reason, str] = {
+    "done": "ended",
+    "failed": "one failed",
+    "interrupted": "interrupted",
+    "timeout": "time ran out",
+}
+
+
+def reason_of(first_failure: int | None, *, are_unfinished: bool, is_interrupted: bool = False) -> Reason:
+    """Return why a run ended.
+
+    Args:
+        first_failure: rank that failed first; None if none failed.
+        are_unfinished: True if ranks had not finished.
+        is_interrupted: True if Ctrl-C ended the run.
+    """
+    if first_failure is not None:
+        return "failed"
+    if is_interrupted:
+        return "interrupted"
+    return "timeout" if are_unfinished else "done"
 
 
 def _how(outcome: RankOutcome[object]) -> str:
@@ -293,12 +322,15 @@ class _RanksRun:
         All ranks are ended then.
         """
         with self._noting_stacks():
-            first_failure = wait_for_all(self._ranks, self._began + timeout, grace)
+            first_failure = wait_for_all(self._ranks, deadline=self._began + timeout, grace=grace)
         outcomes = self.close()
-        reason: Reason = "timeout" if any(outcome.status == "stuck" for outcome in outcomes) else "done"
-        if first_failure is not None:
-            reason = "failed"
-        return RanksRun(outcomes, time.monotonic() - self._began, reason, first_failure)
+        are_unfinished = any(outcome.status == "stuck" for outcome in outcomes)
+        return RanksRun(
+            outcomes=outcomes,
+            seconds=time.monotonic() - self._began,
+            reason=reason_of(first_failure, are_unfinished=are_unfinished),
+            first_failure=first_failure,
+        )
 
     def in_turn(self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome[Any]], None]) -> None:
         """Start ranks by taking them from an iterator, and wait until all have ended.
