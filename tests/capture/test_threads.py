@@ -187,9 +187,9 @@ def test_what_a_new_thread_sends_is_behind_no_evaluation() -> None:
 def test_batches_of_threads_are_told_apart() -> None:
     batches = Batches(count(1))
     others: list[int] = []
-    mine = [batches.number_of(1)]
-    run(lambda: others.extend([batches.number_of(1), batches.number_of(2)]))
-    mine += [batches.number_of(2), batches.number_of(3), batches.number_of(0)]
+    mine = [batches.number_of(is_first=True)]
+    run(lambda: others.extend([batches.number_of(is_first=True), batches.number_of(is_first=False)]))
+    mine += [batches.number_of(is_first=False), batches.number_of(is_first=False), batches.number_of(is_first=True)]
     assert (mine, others) == ([1, 1, 1, 3], [2, 2])
 
 

@@ -94,3 +94,11 @@ def test_what_is_found_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {name: environment[name] for name in (*TORCHRUN, "LOCAL_RANK")}
     told = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
     assert found == {**told, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321"}
+
+
+def test_a_rank_that_mpi_replaces_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: object())
+    monkeypatch.setattr(discovery, "from_mpi4py", lambda port: found)
+    with pytest.warns(RuntimeWarning, match="RANK=3 is replaced by MPI's 0, as MASTER_ADDR, MASTER_PORT is not set"):
+        assert discover({"RANK": "3", "WORLD_SIZE": "1"}) == found

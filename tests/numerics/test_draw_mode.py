@@ -18,7 +18,9 @@ QUERY = torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
 def reported(program: Callable[[], object]) -> list[tuple[str, Tensor]]:
     draws: list[tuple[str, Tensor]] = []
     torch.manual_seed(0)
-    with DrawMode(lambda function, values: draws.append((function, values.clone()))):
+    mode = DrawMode()
+    mode.report = lambda function, values: draws.append((function, values.clone()))
+    with mode:
         program()
     return draws
 

@@ -266,7 +266,7 @@ class Recorder:
 
     def number_batch(self, members: Sequence[Issued]) -> None:
         """Set one batch number for collectives that were launched together."""
-        number = self._batches.number_of(0)
+        number = self._batches.number_of(is_first=True)
         for issued in members:
             issued.batch = number
 
@@ -278,7 +278,7 @@ class Recorder:
             batch = collective.batch
             if batch is not None:
                 if batch not in batches:
-                    batches[batch] = self._batches.number_of(0)
+                    batches[batch] = self._batches.number_of(is_first=True)
                 batch = batches[batch]
             again = replace(collective, batch=batch)
             for recording in self._recordings:
@@ -311,7 +311,7 @@ class Recorder:
             input=reading.call.input,
         )
         if reading.batch_position or "coalesced" in raw_op:
-            issued.batch = self._batches.number_of(reading.batch_position)
+            issued.batch = self._batches.number_of(is_first=reading.batch_position < 2)
         self._origins.share_soon(issued)
         if self._early is not None and is_own(issued):
             self._early.add(issued, args)
@@ -393,4 +393,6 @@ class Recorder:
             issued += [issued_inside for issued_inside in self.inside() if recording in issued_inside.recordings]
         groups = self._describe_groups()
         recording.notes += mark_given_up(issued, groups)
-        return content_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)
+        modules = recording.modules or self._modules
+        recording.note_training(modules.differentiable_calls())
+        return content_of(recording, steps, issued, groups, modules, waits=waits)

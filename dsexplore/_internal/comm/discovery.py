@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Mapping
 
 from dsexplore._internal.comm.constants import DEFAULT_AML_MASTER_PORT, DEFAULT_AML_NCCL_SOCKET_IFNAME
@@ -65,8 +66,9 @@ def discover(
 ) -> dict[str, str]:
     """Return the variables that a torch launcher would have set; empty if all are set.
 
-    They are read from Azure ML's, SageMaker's, MPI's (by mpi4py) or Open MPI's variables, the first that apply. With
-    mpi4py installed, a process that no launcher started is rank 0 of 1.
+    They are read from the variables of Azure ML, of SageMaker, from MPI by mpi4py, or from Open MPI's variables: the
+    first of these that apply. With mpi4py installed, a process that no launcher started is rank 0 of 1; a warning names
+    a RANK or WORLD_SIZE that is set and differs.
 
     Raises:
         UsageError: none of the known launchers started this process.
@@ -78,7 +80,9 @@ def discover(
     if in_aws_sm(environment):
         return from_sagemaker(environment)
     if importlib.util.find_spec("mpi4py") is not None and not _has_open_mpi_rendezvous(environment):
-        return from_mpi4py(distributed_port)
+        variables = from_mpi4py(distributed_port)
+        _warn_of_replaced(environment, variables)
+        return variables
     if in_open_mpi(environment):
         return from_open_mpi(environment, distributed_port)
     missing = ", ".join(name for name in _REQUIRED if name not in environment)
@@ -88,12 +92,26 @@ def discover(
     )
 
 
+def _warn_of_replaced(environment: Mapping[str, str], variables: Mapping[str, str]) -> None:
+    """Warn of a rank or world size in the environment that MPI's replaces, as in DeepSpeed."""
+    for name in ("RANK", "WORLD_SIZE"):
+        if environment.get(name, variables[name]) != variables[name]:
+            missing = ", ".join(required for required in _REQUIRED if required not in environment)
+            warnings.warn(
+                f"{name}={environment[name]} is replaced by MPI's {variables[name]}, as {missing} is not set and "
+                f"mpi4py is installed: set {missing} too to keep it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
 def _has_open_mpi_rendezvous(environment: Mapping[str, str]) -> bool:
     """Return True if Open MPI's variables suffice to rendezvous; on several nodes they lack the master's address."""
     return in_open_mpi(environment) and ("MASTER_ADDR" in environment or _is_single_node(environment))
 
 
 def _is_single_node(environment: Mapping[str, str]) -> bool:
+    """Return True if all ranks of Open MPI's world are on this node; False if its variables do not say."""
     size = environment.get("OMPI_COMM_WORLD_SIZE")
     return size is not None and environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == size
 
@@ -165,7 +183,10 @@ def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbos
 
 @names_arguments
 def patch_aml_env_for_torch_nccl_backend(master_port: int = _AML_MULTI_NODE_PORT, verbose: bool = True) -> None:
-    """Set the variables that a torch launcher would set, from Azure Machine Learning's."""
+    """Set the variables that a torch launcher would set, from Azure Machine Learning's.
+
+    MASTER_PORT of the environment is used before `master_port`, as in DeepSpeed.
+    """
     _set(from_aml({"MASTER_PORT": str(master_port), **os.environ}), verbose)
 
 

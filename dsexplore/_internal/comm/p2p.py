@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -29,22 +30,22 @@ class SendOrReceive:
     def __init__(self, function: Callable[..., Any], torch_function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._torch_function = torch_function
+        self.torch_function = torch_function
 
     def __call__(self, *args: Any, **named: Any) -> WorkHandle | None:
         """Call the function; torch's batch_isend_irecv passes ``group_src`` to isend, which is its ``group_dst``."""
-        if "group_src" in named and self._torch_function is td.isend:
+        if "group_src" in named and self.torch_function is td.isend:
             named["group_dst"] = named.pop("group_src")
         work: WorkHandle | None = self._function(*args, **named)
         return work
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, SendOrReceive):
-            return other._torch_function is self._torch_function
-        return other is self._torch_function
+            return other.torch_function is self.torch_function
+        return other is self.torch_function
 
     def __hash__(self) -> int:
-        return hash(self._torch_function)
+        return hash(self.torch_function)
 
 
 def _equal_to(torch_function: Callable[..., Any]) -> Callable[[Callable[..., Any]], SendOrReceive]:
@@ -143,14 +144,15 @@ class P2POp(td.P2POp):
 
     def __new__(cls, op: Callable[..., Any], *args: Any, **named: Any) -> P2POp:
         """Create torch's object, which checks the arguments."""
-        return super().__new__(cls, _TORCH.get(op, op), *args, **named)  # type: ignore[no-any-return]
+        return super().__new__(cls, _in_torch(op), *args, **named)  # type: ignore[no-any-return]
 
     def __init__(self, op: Callable[..., Any], *args: Any, **named: Any) -> None:
-        super().__init__(_TORCH.get(op, op), *args, **named)
+        super().__init__(_in_torch(op), *args, **named)
 
 
-_TORCH: dict[Any, Callable[..., Any]] = {td.isend: td.isend, td.irecv: td.irecv}
-"""{this package's function, or torch's, which is equal to it: torch's function}."""
+def _in_torch(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Return torch's function for `isend` or `irecv` of this package; any other function as it is."""
+    return op.torch_function if isinstance(op, SendOrReceive) else op
 
 
 def batch_isend_irecv(
@@ -169,12 +171,12 @@ def batch_isend_irecv(
     """
     group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
     live = live_group(group)
-    operations, copies = list(p2p_op_list), []
-    if live is not None and all(isinstance(operation, td.P2POp) for operation in operations):
-        for operation in operations:
+    staged = [_Staged(operation) for operation in p2p_op_list]
+    if live is not None and all(isinstance(operation, td.P2POp) for operation in p2p_op_list):
+        for operation in p2p_op_list:
             check_peers("batch_isend_irecv", live, peer=operation.peer)
-        staged = [_staged(operation, live) for operation in operations]
-        operations, copies = [operation for operation, _ in staged], [copy for _, copy in staged]
+        staged = [_stage(operation, live) for operation in p2p_op_list]
+    operations = [each.operation for each in staged]
     call = _label(operations, prof, log_name, debug) if comms_logger.is_on else None
     outer, current.label = current.label, call
     try:
@@ -186,20 +188,29 @@ def batch_isend_irecv(
         raise
     finally:
         current.label = outer
-    return _handles(works, group, call, copies)
+    return _handles(works, group, call, staged)
 
 
 def _spelling(operation: Any) -> s.Spelling:
     return s.ISEND if operation.op == td.isend else s.IRECV
 
 
-def _staged(operation: Any, live: Any) -> tuple[Any, list[CopyBack]]:
-    """Return the operation with torch's function and a contiguous tensor, and what to copy back to the caller's."""
+@dataclass(frozen=True)
+class _Staged:
+    """An operation as torch gets it."""
+
+    operation: Any
+    copies: Sequence[CopyBack] = ()
+    """Copies to the caller's tensor, once the operation is done."""
+
+
+def _stage(operation: Any, live: Any) -> _Staged:
+    """Give an operation torch's function and a contiguous tensor."""
     (tensor,), copies = stage(_spelling(operation), (operation.tensor,), "batch_isend_irecv", live)
     if tensor is operation.tensor and not isinstance(operation.op, SendOrReceive):
-        return operation, []
+        return _Staged(operation)
     peer = {"group": operation.group, "tag": operation.tag, "group_peer": operation.group_peer}
-    return td.P2POp(_TORCH[operation.op], tensor, **peer), copies
+    return _Staged(td.P2POp(_in_torch(operation.op), tensor, **peer), copies)
 
 
 def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> LoggedCall:
@@ -212,11 +223,12 @@ def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) 
 
 
 def _handles(
-    works: list[Any], group: td.ProcessGroup | None, call: LoggedCall | None, copies: Sequence[list[CopyBack]]
+    works: list[Any], group: td.ProcessGroup | None, call: LoggedCall | None, staged: Sequence[_Staged]
 ) -> list[td.Work]:
     """Return one handle per operation if torch returns one each; NCCL returns one for the whole batch."""
-    if len(works) != len(copies):
-        copies = [[copy for operation_copies in copies for copy in operation_copies]] * len(works)
+    copies = [list(each.copies) for each in staged]
+    if len(works) != len(staged):
+        copies = [[copy for each in staged for copy in each.copies]] * len(works)
     logged = call if call is not None and call.issued else None
     labels: Sequence[LoggedCall | None] = [logged] * len(works)
     if logged is not None and len(logged.issued) == len(works):

@@ -130,7 +130,7 @@ class TorchBackend(Backend):
         self.has_coalescing_manager = versions.has_coalescing_manager()
         self.all_gather_function = self.get_all_gather_function()
         self.reduce_scatter_function = self.get_reduce_scatter_function()
-        self.init_process_group(backend, timeout, init_method, rank, world_size)
+        self.init_process_group(backend, timeout=timeout, init_method=init_method, rank=rank, world_size=world_size)
 
     def init_process_group(
         self,
@@ -187,12 +187,12 @@ class TorchBackend(Backend):
         return REDUCE_SCATTER_TENSOR.call
 
     def has_all_gather_into_tensor(self) -> bool:
-        """Return True if torch can gather into one tensor."""
-        return self.all_gather_function is not None
+        """Return True, as any torch can gather into one tensor; DeepSpeed's programs ask."""
+        return True
 
     def has_reduce_scatter_tensor(self) -> bool:
-        """Return True if torch can reduce and scatter one tensor."""
-        return self.reduce_scatter_function is not None
+        """Return True, as any torch can reduce and scatter one tensor; DeepSpeed's programs ask."""
+        return True
 
     get_coalescing_manager = staticmethod(get_coalescing_manager)
 
@@ -205,7 +205,7 @@ class TorchBackend(Backend):
         async_op: bool = False,
     ) -> WorkHandle | None:
         """Call `comm.calls.reduce_scatter_tensor`; the parameters have DeepSpeed's names."""
-        return calls.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+        return calls.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
     all_reduce = staticmethod(calls.all_reduce)
     inference_all_reduce = staticmethod(calls.inference_all_reduce)
@@ -264,7 +264,10 @@ def _device_to_bind(backend: str | None) -> torch.device | None:
 
 
 class _WithFlags(ModuleType):
-    """Class of this module. Its flags are properties that read and turn the switches."""
+    """Class of this module, with a property per flag that reads and turns its switch.
+
+    Programs set ``deepspeed.comm.torch.DS_COMM_ALL_REDUCE_OFF = True``: only the class of a module sees that.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return import_module, (self.__name__,)  # so that programs that refer to the module can be pickled

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement
 from dsexplore._internal.capture import recorder_in_use
 from dsexplore._internal.capture.record import record
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.torch_internals.autograd import current_graph_task
+from dsexplore._internal.torch_internals.autograd import is_in_backward
 from dsexplore._internal.trace import torch_json
 from dsexplore._internal.trace.torch_json import GLOBAL, ModuleNode
 from dsexplore._internal.trace.trace import Trace
@@ -130,7 +130,7 @@ class CommModeModuleTracker:
     @property
     def is_bw(self) -> bool:
         """True while autograd runs a backward pass in this thread."""
-        return current_graph_task() != -1
+        return is_in_backward()
 
     @property
     def activation_checkpointing(self) -> bool:

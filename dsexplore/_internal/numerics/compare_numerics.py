@@ -18,16 +18,13 @@ from dsexplore._internal.numerics.first_difference import first_difference
 from dsexplore._internal.numerics.numeric_records import RunRecord, load_run
 from dsexplore._internal.numerics.numerics_report import NumericsReport, report_of, tensors_of
 from dsexplore._internal.numerics.numerics_runs import (
-    AGAIN,
-    DRAWS,
-    EXACT,
-    PLAIN,
     REFERENCE_RUNS,
-    ROUNDED,
+    RunKind,
     file_of,
-    play_again,
-    play_rank,
-    play_reference,
+    repeat_reference,
+    repetition_file,
+    run_rank,
+    run_reference,
 )
 from dsexplore._internal.numerics.repeated_reference import (
     SAME,
@@ -103,7 +100,7 @@ def compare_numerics(
     with tempfile.TemporaryDirectory(prefix="dsexplore-numerics-") as name:
         folder = Path(name)
         together = len(REFERENCE_RUNS)
-        ran = run_ranks(play_reference, together, args=(reference, steps, folder), backend=None, timeout=timeout)
+        ran = run_ranks(run_reference, together, args=(reference, steps, folder), backend=None, timeout=timeout)
         problem = next(filter(None, ran.values), "")
 
         ran_again = partial(_ran_again, reference, steps, folder, timeout)
@@ -111,21 +108,21 @@ def compare_numerics(
         if unlike is not None:
             return unlike
 
-        def play(*runs: str) -> None:
-            run_ranks(play_rank, axes.size, args=(parallel, axes, steps, folder, runs), timeout=timeout).check()
+        def run_parallel(*kinds: RunKind) -> None:
+            run_ranks(run_rank, axes.size, args=(parallel, axes, steps, folder, kinds), timeout=timeout).check()
 
         if not problem:
             try:
-                play(EXACT, PLAIN)
+                run_parallel(RunKind.EXACT, RunKind.PLAIN)
             except RanksFailedError as error:
                 problem = str(error).splitlines()[-1]
         if problem:
             notes.append(f"not compared in float64, in which the program does not run: {problem}")
-            play(PLAIN)
+            run_parallel(RunKind.PLAIN)
         comparison = compare_runs(folder, axes, tolerance, is_exact=not problem)
         difference = first_difference(comparison)
         if difference is not None and difference.match is not None and difference.match.reason == "dropout":
-            first, second = ran_again(DRAWS, 2)
+            first, second = ran_again(RunKind.DRAWS, 2)
             draw = changed_draw(first, second)
             if draw is not None:
                 return report_of_draws(first, draw, tensors_of(comparison), axes)
@@ -133,15 +130,15 @@ def compare_numerics(
 
 
 def _ran_again(
-    reference: Reference, steps: int, folder: Path, timeout: float, run: str, processes: int
+    reference: Reference, steps: int, folder: Path, timeout: float, kind: RunKind, processes: int
 ) -> list[RunRecord]:
     """Run the reference again in a number of processes, and return the records of each."""
-    run_ranks(play_again, processes, args=(reference, steps, folder, run), backend=None, timeout=timeout).check()
-    return [load_run(file_of(folder, AGAIN, rank)) for rank in range(processes)]
+    run_ranks(repeat_reference, processes, args=(reference, steps, folder, kind), backend=None, timeout=timeout).check()
+    return [load_run(repetition_file(folder, process)) for process in range(processes)]
 
 
 def _reference_difference(
-    folder: Path, ran_again: Callable[[str, int], list[RunRecord]], mesh: Mesh, *, is_exact: bool
+    folder: Path, ran_again: Callable[[RunKind, int], list[RunRecord]], mesh: Mesh, *, is_exact: bool
 ) -> NumericsReport | None:
     """Return the report on a reference whose runs differ; None if it computes the same again.
 
@@ -151,12 +148,13 @@ def _reference_difference(
         mesh: mesh of the plan.
         is_exact: whether the reference runs in float64.
     """
-    first = load_run(file_of(folder, EXACT if is_exact else PLAIN))
+    kind = RunKind.EXACT if is_exact else RunKind.PLAIN
+    first = load_run(file_of(folder, kind))
     if is_exact:
-        rounded = load_run(file_of(folder, ROUNDED))
+        rounded = load_run(file_of(folder, RunKind.ROUNDED))
         if all(row.is_same for row in repeated(first, rounded, SUSPECT)):
             return None
-    (second,) = ran_again(EXACT if is_exact else PLAIN, 1)
+    (second,) = ran_again(kind, 1)
     rows, changed_parameter = list(repeated(first, second, SAME)), changed_weights(first, second)
     if changed_parameter is None and all(row.is_same for row in rows):
         return None

@@ -15,7 +15,7 @@ from dsexplore._internal.mesh import Mesh
 from dsexplore._internal.numerics.compared_values import Compared, HeldValues, compare
 from dsexplore._internal.numerics.initial_weights import dtensor_indices
 from dsexplore._internal.numerics.numeric_records import DTensorPlace, NumericRecord, RunRecord, load_run
-from dsexplore._internal.numerics.numerics_runs import DRAWS, EXACT, PLAIN, ROUNDED, file_of
+from dsexplore._internal.numerics.numerics_runs import RunKind, file_of
 from dsexplore._internal.numerics.part_layouts import Holder, rms
 
 Key = tuple[int, str, str, str]
@@ -73,17 +73,19 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
         tolerance: allowed relative difference; None allows rounding.
         is_exact: whether there are runs in float64.
     """
-    compared_run = EXACT if is_exact else PLAIN
+    compared_run = RunKind.EXACT if is_exact else RunKind.PLAIN
     ranks = [load_run(file_of(folder, compared_run, rank)) for rank in range(mesh.size)]
     reference = _Run([load_run(file_of(folder, compared_run))], mesh)
-    rounded = _Run([load_run(file_of(folder, ROUNDED))], mesh) if file_of(folder, ROUNDED).exists() else None
+    rounded = (
+        _Run([load_run(file_of(folder, RunKind.ROUNDED))], mesh) if file_of(folder, RunKind.ROUNDED).exists() else None
+    )
     reader = _Reader(reference, rounded, _Run(ranks, mesh), tolerance=tolerance, is_exact=is_exact)
     entries = [entry for key in reference.keys for entry in reader.compared(key)]
-    if is_exact and file_of(folder, PLAIN, 0).exists():
-        plain = _Run([load_run(file_of(folder, PLAIN, rank)) for rank in range(mesh.size)], mesh)
-        _add_rounding(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
-    has_draws = file_of(folder, DRAWS, 0).exists()
-    draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
+    if is_exact and file_of(folder, RunKind.PLAIN, 0).exists():
+        plain = _Run([load_run(file_of(folder, RunKind.PLAIN, rank)) for rank in range(mesh.size)], mesh)
+        _add_rounding(entries, _Run([load_run(file_of(folder, RunKind.PLAIN))], mesh), plain)
+    has_draws = file_of(folder, RunKind.DRAWS, 0).exists()
+    draws = [load_run(file_of(folder, RunKind.DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
     return Comparison(
         mesh=mesh, entries=entries, ranks=ranks, is_exact=is_exact, draws=draws, reference=reference.processes[0]
     )

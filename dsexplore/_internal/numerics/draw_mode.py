@@ -20,15 +20,12 @@ from dsexplore._internal.torch_internals.patches import Entry, Patch
 
 
 class DrawMode(TorchFunctionMode):
-    """Function mode that reports the draws of random functions.
+    """Function mode that reports the draws of random functions."""
 
-    Args:
-        report: function that is called with the name of a random function and its draw, after each call.
-    """
-
-    def __init__(self, report: Callable[[str, Tensor], None]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._report = report
+        self.report: Callable[[str, Tensor], None] = lambda function, draw: None
+        """Function that is called with the name of a random function and its draw, after each call."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -36,16 +33,16 @@ class DrawMode(TorchFunctionMode):
         """Call a function of torch."""
         kwargs = kwargs or {}
         if func in ATTENTION and dropped_share(func, args, kwargs):
-            self._report(func.__name__, torch.get_rng_state())
+            self.report(func.__name__, torch.get_rng_state())
         if func in DROPOUTS and dropped_share(func, args, kwargs):
             tensor = args[0] if args else kwargs["input"]
             was_zero = tensor == 0  # before the call, which may be in place
             result = func(*args, **kwargs)
-            self._report(func.__name__, (result == 0) & ~was_zero)
+            self.report(func.__name__, (result == 0) & ~was_zero)
             return result
         result = func(*args, **kwargs)
         if func in RANDOM and isinstance(result, Tensor):
-            self._report(func.__name__, result)
+            self.report(func.__name__, result)
         return result
 
 

@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import Mesh
 from dsexplore._internal.model_names import class_name
-from dsexplore._internal.numerics import compared_mode, draw_mode
+from dsexplore._internal.numerics import compared_mode
+from dsexplore._internal.numerics import draw_mode as draw_mode_module
 from dsexplore._internal.numerics.compared_mode import ComparedMode
 from dsexplore._internal.numerics.draw_mode import DrawMode
 from dsexplore._internal.numerics.initial_weights import put_in
@@ -29,46 +31,62 @@ Program: TypeAlias = Callable[..., tuple[nn.Module, Callable[[], Any]]]
 """Function that returns a model and a function that trains it for one step."""
 SEED = 0
 
-EXACT, ROUNDED, PLAIN, DRAWS = "exact", "rounded", "plain", "draws"
-"""Runs: in float64; in float64 with random rounding; in the program's own dtypes; in these with dropout."""
-AGAIN = "again"
-"""Name of the files of a repeated run of the reference."""
+
+class RunKind(Enum):
+    """A kind of run, which all processes do alike."""
+
+    EXACT = "exact"
+    """In float64."""
+    ROUNDED = "rounded"
+    """In float64, with random rounding."""
+    PLAIN = "plain"
+    """In the program's own dtypes."""
+    DRAWS = "draws"
+    """In the program's own dtypes, with dropout; only draws of random numbers are recorded."""
+
+    @property
+    def is_exact(self) -> bool:
+        """True if it computes in float64."""
+        return self in (RunKind.EXACT, RunKind.ROUNDED)
 
 
-def file_of(folder: Path, run: str, rank: int | None = None) -> Path:
-    """Return the file with the records of a rank in a run, or of the reference if `rank` is None."""
-    return folder / f"{run}-{'reference' if rank is None else rank}.pt"
-
-
-REFERENCE_RUNS = ((EXACT,), (ROUNDED, PLAIN))
+REFERENCE_RUNS = ((RunKind.EXACT,), (RunKind.ROUNDED, RunKind.PLAIN))
 """Runs of the reference in each of two processes, which run at the same time."""
 
 
-def play_reference(program: Program, steps: int, folder: Path) -> str:
+def file_of(folder: Path, kind: RunKind, rank: int | None = None) -> Path:
+    """Return the file with the records of a rank in a run, or of the reference if `rank` is None."""
+    return folder / f"{kind.value}-{'reference' if rank is None else rank}.pt"
+
+
+def repetition_file(folder: Path, process: int) -> Path:
+    """Return the file with the records of a run of the reference that was repeated in a process."""
+    return folder / f"again-{process}.pt"
+
+
+def run_reference(program: Program, steps: int, folder: Path) -> str:
     """Run the reference in the runs of this process, `REFERENCE_RUNS`.
 
     Returns:
         The error that keeps it from running in float64; empty if it runs.
     """
     problem = ""
-    for run in REFERENCE_RUNS[int(os.environ["RANK"])]:
+    for kind in REFERENCE_RUNS[int(os.environ["RANK"])]:
         try:
-            _play(program, arguments=(), steps=steps, run=run, weights=None, file=file_of(folder, run))
+            _run(program, kind, steps=steps, file=file_of(folder, kind))
         except Exception as error:
-            if run == PLAIN:
+            if kind is RunKind.PLAIN:
                 raise
             problem = "".join(traceback.format_exception_only(error)).strip()
     return problem
 
 
-def play_again(program: Program, steps: int, folder: Path, run: str) -> None:
-    """Repeat a run of the reference in this process, and save it as `AGAIN` under the process's rank."""
-    _play(
-        program, arguments=(), steps=steps, run=run, weights=None, file=file_of(folder, AGAIN, int(os.environ["RANK"]))
-    )
+def repeat_reference(program: Program, steps: int, folder: Path, kind: RunKind) -> None:
+    """Repeat a run of the reference in this process, and save it as its `repetition_file`."""
+    _run(program, kind, steps=steps, file=repetition_file(folder, int(os.environ["RANK"])))
 
 
-def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequence[str]) -> None:
+def run_rank(program: Program, mesh: Mesh, steps: int, folder: Path, kinds: Sequence[RunKind]) -> None:
     """Run a rank of the parallel program several times, and once more with dropout if a rank draws random numbers.
 
     Args:
@@ -76,63 +94,55 @@ def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequ
         mesh: axes of the world.
         steps: number of steps to train.
         folder: folder of all records.
-        runs: `EXACT`, `PLAIN` or both; a rank gets the initial weights of the reference in the same run.
+        kinds: `RunKind.EXACT`, `RunKind.PLAIN` or both.
     """
-    draws = False
-    for run in runs:
-        draws |= _play_on_mesh(program, mesh, steps, folder, run=run, weights=run)
-    any_rank_draws = torch.tensor(int(draws))
+
+    def run(kind: RunKind, *, weights: RunKind) -> bool:
+        """Run with the reference's initial weights of a run, and return as `_run`."""
+        return _run(
+            program,
+            kind,
+            steps=steps,
+            file=file_of(folder, kind, dist.get_rank()),
+            device_mesh=init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes),
+            weights=load_run(file_of(folder, weights)).start,
+        )
+
+    draws = [run(kind, weights=kind) for kind in kinds]
+    any_rank_draws = torch.tensor(int(any(draws)))
     dist.all_reduce(any_rank_draws, dist.ReduceOp.MAX)
     if any_rank_draws:
-        _play_on_mesh(program, mesh, steps, folder, run=DRAWS, weights=PLAIN)
+        run(RunKind.DRAWS, weights=RunKind.PLAIN)
 
 
-def _play_on_mesh(program: Program, mesh: Mesh, steps: int, folder: Path, *, run: str, weights: str) -> bool:
-    """Run the parallel program with the initial weights of the reference's run `weights`; return as `_play`."""
-    device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes)
-    initial = load_run(file_of(folder, weights)).start
-    return _play(
-        program,
-        arguments=(device_mesh,),
-        steps=steps,
-        run=run,
-        weights=initial,
-        file=file_of(folder, run, dist.get_rank()),
-    )
-
-
-def _play(
+def _run(
     program: Program,
-    arguments: tuple[DeviceMesh, ...],
+    kind: RunKind,
+    *,
     steps: int,
-    run: str,
-    weights: dict[str, Tensor] | None,
     file: Path,
+    device_mesh: DeviceMesh | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> bool:
     """Run a program, save its records, and return True if its model draws random numbers in training.
 
     Args:
         program: the program.
-        arguments: the mesh for a rank of the plan; empty for the reference.
+        kind: the run.
         steps: number of steps to train.
-        run: kind of the run, such as `EXACT`.
-        weights: initial weights by name of the parameter; None to use the program's own.
         file: file to save to.
+        device_mesh: mesh to call the program with; None for the reference, which is called without arguments.
+        weights: initial weights by name of the parameter; None to use the program's own.
     """
-    record = RunRecord(rank=dist.get_rank() if arguments else 0)
+    record = RunRecord(rank=dist.get_rank() if device_mesh is not None else 0)
     with ExitStack() as stack:
-        mode = ComparedMode(exact=run in (EXACT, ROUNDED))
-        draws = DrawMode(lambda function, values: observed.record_draw(function, values))
-        patches = Patches()
-        stack.callback(patches.undo)
-        table = draw_mode.PATCHES if run == DRAWS else compared_mode.PATCHES
-        install_all(table, {"always"}, patches, Parts(mode, draws))
-        if run != DRAWS:
-            stack.enter_context(mode)
+        mode, draw_mode = _enter_modes(kind, stack)
         torch.manual_seed(SEED)
-        model, step = _model_and_step(program, arguments)
+        model, step = _model_and_step(program, () if device_mesh is None else (device_mesh,))
         names = put_in(model, weights, record) if weights is not None else {}
-        rounding = Rounding() if run == ROUNDED else None
+        rounding = Rounding() if kind is RunKind.ROUNDED else None
+        record.start = _initial_weights(model, names, rounding)
+        record.tied = _tied(model, names)
         observed = ObservedRun(
             model,
             record,
@@ -141,21 +151,36 @@ def _play(
             rounding=rounding,
             is_foreign=lambda: mode.infers_shapes,
         )
-        record.start = _start(model, names, rounding)
-        record.tied = _tied(model, names)
         stack.enter_context(observed.hooks())
         mode.running_module = observed.running_module
-        if run == DRAWS:
-            stack.enter_context(draws)
+        if kind is RunKind.DRAWS:
+            draw_mode.report = observed.record_draw
+            stack.enter_context(draw_mode)  # after the model was made, whose initial values are no draws of a step
         for _ in range(steps):
             step()
             observed.end_step()
     record.model = class_name(plain_model(model))
     record.dropped = mode.dropped
-    if run == DRAWS:
+    if kind is RunKind.DRAWS:
         record.records.clear()
     record.save(file)
     return mode.draws
+
+
+def _enter_modes(kind: RunKind, stack: ExitStack) -> tuple[ComparedMode, DrawMode]:
+    """Patch torch for a run until `stack` is closed, and enter the `ComparedMode`, which a run with dropout lacks.
+
+    Returns:
+        The two modes that the patches refer to; the caller enters the `DrawMode`.
+    """
+    mode, draw_mode = ComparedMode(exact=kind.is_exact), DrawMode()
+    patches = Patches()
+    stack.callback(patches.undo)
+    table = draw_mode_module.PATCHES if kind is RunKind.DRAWS else compared_mode.PATCHES
+    install_all(table, {"always"}, patches, Parts(mode, draw_mode))
+    if kind is not RunKind.DRAWS:
+        stack.enter_context(mode)
+    return mode, draw_mode
 
 
 def _model_and_step(program: Program, arguments: tuple[DeviceMesh, ...]) -> tuple[nn.Module, Callable[[], Any]]:
@@ -177,7 +202,7 @@ def _model_and_step(program: Program, arguments: tuple[DeviceMesh, ...]) -> tupl
     return model, step
 
 
-def _start(model: nn.Module, names: dict[str, str], rounding: Rounding | None) -> dict[str, Tensor]:
+def _initial_weights(model: nn.Module, names: dict[str, str], rounding: Rounding | None) -> dict[str, Tensor]:
     """Return {name: initial value} of the parameters, after rounding them in place if asked."""
     weights = {}
     for name, parameter in parameters_of(plain_model(model), names):

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dsexplore._internal.capture.collectives.ops import tensors_in
 from dsexplore._internal.numerics.numeric_records import Draw, DTensorPlace, NumericRecord, Phase, RunRecord
 from dsexplore._internal.placement_text import read
-from dsexplore._internal.torch_internals.autograd import current_graph_task
+from dsexplore._internal.torch_internals.autograd import is_in_backward
 from dsexplore._internal.torch_internals.dtensor import local_tensor
 from dsexplore._internal.torch_internals.modules import unwrapped, without_wrappers
 
@@ -109,12 +109,12 @@ class ObservedRun:
         """Return the path of the running module; None outside of all, or in calls that the program did not make."""
         if self._is_foreign():
             return None
-        running = self._recomputed if _is_in_backward() else self._open
+        running = self._recomputed if is_in_backward() else self._open
         return running[-1] if running else None
 
     def record_draw(self, function: str, values: Tensor) -> None:
         """Record the result of a random function in a module or in a recomputation."""
-        module, is_recomputed = self.running_module(), _is_in_backward()
+        module, is_recomputed = self.running_module(), is_in_backward()
         if module is None and not (is_recomputed and torch.is_grad_enabled()):
             return  # random data, initial values, or noise on gradients
         module = module or ""
@@ -135,7 +135,7 @@ class ObservedRun:
     def _enter_module(self, name: str, _module: nn.Module, _args: Any) -> None:
         if self._is_foreign():
             return
-        if _is_in_backward():
+        if is_in_backward():
             self._recomputed.append(name)
         else:
             self._open.append(name)
@@ -143,12 +143,12 @@ class ObservedRun:
 
     def _leave_module(self, name: str, _module: nn.Module, _args: Any, _output: Any) -> None:
         """Mark the end of a module's recomputation, also if it ends early."""
-        if _is_in_backward():
+        if is_in_backward():
             _end_call(self._recomputed, name)
 
     def _is_recorded(self) -> bool:
         """Return True in calls that the program made itself, but not while backward recomputes them."""
-        return not _is_in_backward() and not self._is_foreign()
+        return not is_in_backward() and not self._is_foreign()
 
     def _record_output(self, name: str, is_leaf: bool, _module: nn.Module, _args: Any, output: Any) -> Any:
         """Record the tensors of an output, and their gradients later; return the rounded output, or None."""
@@ -240,11 +240,6 @@ class ObservedRun:
                 sources=sources,
             )
         )
-
-
-def _is_in_backward() -> bool:
-    """Return True while autograd runs a backward, in which checkpointed modules are recomputed."""
-    return current_graph_task() != -1
 
 
 def _end_call(running: list[str], name: str) -> None:

@@ -17,6 +17,12 @@ from dsexplore._internal.torch_internals.names import TorchName, internal
 current_graph_task: Callable[[], int] = internal("torch._C:_current_graph_task_id", otherwise=lambda: -1)
 """Return the number of the backward that runs in this thread; -1 if none runs."""
 
+
+def is_in_backward() -> bool:
+    """Return True while this thread runs a backward, in which checkpointed modules are recomputed."""
+    return current_graph_task() != -1
+
+
 current_node: Callable[[], Any] = internal("torch._C:_current_autograd_node", otherwise=lambda: None)
 """Return the autograd node that runs in this thread; None if none runs."""
 

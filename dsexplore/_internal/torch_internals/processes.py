@@ -1,4 +1,4 @@
-"""Processes: the functions that start them, the modules of torch to preload, and the state of torch in a process."""
+"""The functions that start processes, the modules of torch to preload in them, and the state of torch in a process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dsexplore._internal.torch_internals.names import TorchName, internal
 
 START_PROCESSES = TorchName("torch.multiprocessing.spawn:start_processes")
 """The function by which ``torch.multiprocessing.spawn`` starts ranks."""
-NEXT_BATCH = TorchName("torch.utils.data.dataloader:_BaseDataLoaderIter.__next__")
-"""The method that returns the next batch of a ``DataLoader``, with workers or without."""
 START_PROCESS = TorchName("multiprocessing.process:BaseProcess.start")
+"""The method of Python that starts any other process of a program, such as a worker of a ``DataLoader``."""
 
 PRELOADED = (
     "torch.distributed.device_mesh",
@@ -33,19 +32,13 @@ NOT_PRELOADED = ("torch.cuda", "torch._inductor", "torch.testing", "torch.utils.
 def clear_compiler_cache() -> None:
     """Clear the compiler's cache of functions that it knows, if the compiler is loaded.
 
-    Each ``init_process_group`` clears it too. In a process forked from this one, that would copy the freed memory.
+    Each ``init_process_group`` clears it too. In a forked process, that would copy the memory that the fork shares.
     """
     if "torch._dynamo" in sys.modules:
-        internal("torch._dynamo.trace_rules:clear_lru_cache", otherwise=int)()
+        internal("torch._dynamo.trace_rules:clear_lru_cache", otherwise=lambda: None)()
 
 
 def has_cuda_context(device: int) -> bool:
     """Return True if this process itself has a CUDA context on a GPU; False in a build without CUDA."""
     has_context: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     return has_context is not None and bool(has_context(device))
-
-
-def dataset_name(iterator: Any) -> str:
-    """Return the name of the class of the data set that an iterator of a ``DataLoader`` reads; empty if unknown."""
-    dataset = getattr(iterator, "_dataset", None)
-    return "" if dataset is None else type(dataset).__name__

@@ -167,7 +167,7 @@ def test_times_of_a_device_are_read_once_it_has_reached_the_end() -> None:
 
 def test_later_members_share_the_number_of_their_batch() -> None:
     batches = Batches(count(5))
-    assert [batches.number_of(position) for position in (1, 2, 2, 1, 2, 0, 0)] == [5, 5, 5, 6, 6, 7, 8]
+    assert [batches.number_of(is_first=position < 2) for position in (1, 2, 2, 1, 2, 0, 0)] == [5, 5, 5, 6, 6, 7, 8]
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,11 @@ class Origin(NamedTuple):
         return ": ".join(str(part) for part in (self.cause, self.redistribute) if part)
 
 
-class Keeper(Protocol):
-    """A keeper of issued collectives, such as a recording."""
+class IssuedObserver(Protocol):
+    """An object that is told of issued collectives, such as a recording."""
 
     def begin(self, issued: Issued) -> None:
-        """Note a collective of real ranks that is about to be issued."""
+        """Take a collective of real ranks that is about to be issued."""
 
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""
@@ -123,7 +123,7 @@ class Issued:
     """Start and end on the device, until `read_clock` has turned them into ``start`` and ``end``."""
     needs_work: bool = False
     """True if its time is measured, by the ``Work`` that its backend returns."""
-    recordings: Sequence[Keeper] = ()
+    recordings: Sequence[IssuedObserver] = ()
     """The recordings that were open when it began, and that it is added to when it has returned."""
     ends_at_return: bool = False
     """True if ``end`` is the time at which the op returned, as its ``Work`` has no future that reports the end."""
@@ -182,13 +182,9 @@ class Batches(threading.local):
         self._numbers = numbers
         self._current = 0
 
-    def number_of(self, position: int) -> int:
-        """Return the number of a batch: this thread's current one for its second and later members, else a new one.
-
-        Args:
-            position: 2 for a member after the first.
-        """
-        if position < 2:
+    def number_of(self, *, is_first: bool) -> int:
+        """Return the number of a batch: a new one for its first member, this thread's current one for the others."""
+        if is_first:
             self._current = next(self._numbers)
         return self._current
 

@@ -16,8 +16,8 @@ from dsexplore._internal.capture.content.recorded_tables import Columns
 from dsexplore._internal.capture.stack.source_lines import source_texts
 from dsexplore._internal.capture.timing.work_timing import Clock
 from dsexplore._internal.io_accesses import IoOp
+from dsexplore._internal.torch_internals.data_loading import NEXT_BATCH, dataset_name
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
-from dsexplore._internal.torch_internals.processes import NEXT_BATCH, dataset_name
 
 
 @dataclass(slots=True, eq=False)

@@ -57,7 +57,6 @@ def content_of(
         modules: the modules that the recording has met.
         waits: see `Issued.read_clock`.
     """
-    recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
     forwards = recording.calls.forwards(len(issued), ends=recording.is_complete) if not recording.trains else []
     steps = steps or forwards
     is_fixed = recording.steps_are_marked or recording.kernels is not None  # kernels have got their steps already
@@ -153,7 +152,9 @@ def _mesh_of(groups: Sequence[Group]) -> str:
 
 
 def world_size_of(groups: Sequence[Group]) -> int:
-    """Return the size of the default group; without one, the launcher's world size or the largest group's."""
+    """Return the size of the default group; without one, the launcher's world size or the size of the largest group,
+    whichever is larger.
+    """
     if dist.is_initialized():
         return dist.get_world_size()
     return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
@@ -265,8 +266,10 @@ def _dtype(message: Message) -> str:
 def _axis(issued: Issued, position: int) -> str:
     """Return the axis of a collective's group; if it has none, the axis between the two ranks of the message."""
     group = issued.group
-    if group is None or group.axis:
-        return group.axis if group is not None else ""
+    if group is None:
+        return ""
+    if group.axis:
+        return group.axis
     peer = _peer(issued, position)
     return group.axis_of_peer.get(peer, "") if peer is not None else ""
 

@@ -100,6 +100,14 @@ class Recording:
             steps = len(self.steps)
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
+    def note_training(self, differentiable_calls: int) -> None:
+        """Set `trains` if a differentiable call was made since this recording was opened.
+
+        Args:
+            differentiable_calls: `Modules.differentiable_calls` now.
+        """
+        self.trains = self.trains or differentiable_calls > self.earlier_differentiable
+
     def step(self) -> None:
         """End a step. The first call joins the steps that optimizers have ended; they end none from then on."""
         if not self.steps_are_marked:

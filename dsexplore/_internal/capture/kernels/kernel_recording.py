@@ -35,7 +35,7 @@ from dsexplore._internal.capture.modules.compiled_modules import CompiledModules
 from dsexplore._internal.capture.modules.module_entry import ModuleEntry
 from dsexplore._internal.capture.modules.recorded_modules import Modules
 from dsexplore._internal.capture.values.differing_values import DifferingValues
-from dsexplore._internal.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
+from dsexplore._internal.torch_internals.autograd import AccumulateGrad, current_node, is_in_backward
 from dsexplore._internal.torch_internals.dtensor import PROPAGATE_TENSOR_META, TO_LOCAL
 from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
 from dsexplore._internal.torch_internals.pipelining import INPUT_PLACEHOLDER
@@ -288,7 +288,7 @@ class KernelRecording:
 
     def _where(self) -> tuple[Phase, ModuleEntry | None]:
         """Return the phase and the running module; in backward, the module that made the running node in forward."""
-        is_backward = current_graph_task() != -1
+        is_backward = is_in_backward()
         open_calls = self.modules.own.calls.open
         if not is_backward:
             if self._optimizing:

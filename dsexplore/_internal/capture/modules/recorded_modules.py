@@ -29,7 +29,7 @@ from dsexplore._internal.capture.modules.parameters import ParameterRecord, Para
 from dsexplore._internal.capture.stack import frame_kinds
 from dsexplore._internal.errors import ClosedWorldError
 from dsexplore._internal.model_names import class_name
-from dsexplore._internal.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node, node_number
+from dsexplore._internal.torch_internals.autograd import AccumulateGrad, current_node, is_in_backward, node_number
 from dsexplore._internal.torch_internals.modules import own_parameters, unwrapped, without_wrappers
 
 
@@ -226,7 +226,7 @@ class Modules:
     def running(self) -> ModuleEntry | None:
         """Return the module that runs in this thread; in backward, the module that made the running node in forward."""
         current = self.own.calls.current
-        if current is not None or current_graph_task() == -1:
+        if current is not None or not is_in_backward():
             return current
         return self.call_of_node(current_node(), called_here=False).module
 

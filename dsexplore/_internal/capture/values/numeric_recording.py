@@ -27,7 +27,7 @@ from dsexplore._internal.capture.modules.module_entry import ModuleEntry
 from dsexplore._internal.capture.modules.recorded_modules import Modules
 from dsexplore._internal.capture.values import tensor_summary
 from dsexplore._internal.capture.values.tensor_summary import FLOATS, Projections, Summary, summarize
-from dsexplore._internal.torch_internals.autograd import current_graph_task
+from dsexplore._internal.torch_internals.autograd import is_in_backward
 from dsexplore._internal.torch_internals.dtensor import local_tensor
 from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
 from dsexplore._internal.torch_internals.modules import own_parameters
@@ -40,7 +40,7 @@ TOGETHER = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Summarized:
+class SummarizedTensor:
     """The tensor that a summary describes."""
 
     step: int
@@ -67,7 +67,7 @@ class NumericRecording:
     """
 
     def __init__(self, modules: Modules, steps: Sequence[int], warn: Callable[[str, str], None]) -> None:
-        self.summarized: list[Summarized] = []
+        self.summarized: list[SummarizedTensor] = []
         self.floats: list[list[float]] = []
         """`tensor_summary.FLOATS` of each summary that has been read from its device."""
         self.hashes: list[int] = []
@@ -100,7 +100,7 @@ class NumericRecording:
 
     def returned(self, module: ModuleEntry, output: Any) -> None:
         """Summarize the output of a module, and the output's gradients once they are computed."""
-        if current_graph_task() != -1:  # a recomputation in backward
+        if is_in_backward():  # a recomputation
             return
         step = len(self._steps)
         call = self._calls[id(module), step]
@@ -108,48 +108,50 @@ class NumericRecording:
         floats = [tensor for tensor in tensors_in([output]) if tensor.is_floating_point()]
         for number, tensor in enumerate(floats[:MOST_OUTPUTS]):
             name = f"output {number}" if number else "output"
-            self._add(self._modules.own.calls.forward, module, name, call, tensor)
+            self._add(tensor, phase=self._modules.own.calls.forward, module=module, name=name, call=call)
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._gradient, module, name, call))
 
     def _gradient(self, module: ModuleEntry, name: str, call: int, gradient: Tensor) -> None:
-        self._add("backward", module, name, call, gradient)
+        self._add(gradient, phase="backward", module=module, name=name, call=call)
 
     def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """Summarize the gradients that an optimizer is about to read; torch calls this as a hook."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for module in self._modules.in_order():
             alive = module.reference()
-            for name, parameter in own_parameters(alive).items() if alive is not None else ():
+            if alive is None:
+                continue
+            for name, parameter in own_parameters(alive).items():
                 if id(parameter) in held and parameter is not None and parameter.grad is not None:
                     held.remove(id(parameter))
-                    self._add("gradient", module, name, 0, parameter.grad)
+                    self._add(parameter.grad, phase="gradient", module=module, name=name, call=0)
 
     def join_steps(self) -> None:
         """Assign all summaries so far to one step."""
-        self.summarized = [replace(summary, step=0) for summary in self.summarized]
+        self.summarized = [replace(tensor, step=0) for tensor in self.summarized]
 
     def columns(self, rank: int) -> Columns:
         """Return {column of `schema.NUMERICS`: one value per summary}."""
         self.read()
-        names = {id(summary.module): summary.module.name for summary in self.summarized}
+        names = {id(tensor.module): tensor.module.name for tensor in self.summarized}  # a name is formed at each access
         floats = list(zip(*self.floats, strict=True)) or [()] * len(FLOATS)
         return {
             "rank": [rank] * len(self.summarized),
-            "step": [summary.step for summary in self.summarized],
+            "step": [tensor.step for tensor in self.summarized],
             "seq": list(range(len(self.summarized))),
-            "phase": [summary.phase for summary in self.summarized],
-            "module": [names[id(summary.module)] for summary in self.summarized],
-            "name": [summary.name for summary in self.summarized],
-            "call": [summary.call for summary in self.summarized],
-            "dtype": [summary.dtype for summary in self.summarized],
-            "placements": [summary.placements for summary in self.summarized],
-            "count": [summary.count for summary in self.summarized],
+            "phase": [tensor.phase for tensor in self.summarized],
+            "module": [names[id(tensor.module)] for tensor in self.summarized],
+            "name": [tensor.name for tensor in self.summarized],
+            "call": [tensor.call for tensor in self.summarized],
+            "dtype": [tensor.dtype for tensor in self.summarized],
+            "placements": [tensor.placements for tensor in self.summarized],
+            "count": [tensor.count for tensor in self.summarized],
             **{name: list(values) for name, values in zip(FLOATS, floats, strict=True)},
             "hash": list(self.hashes),
         }
 
-    def _add(self, phase: str, module: ModuleEntry, name: str, call: int, tensor: Tensor) -> None:
+    def _add(self, tensor: Tensor, *, phase: str, module: ModuleEntry, name: str, call: int) -> None:
         """Summarize a tensor, unless it has no values; an error is warned of and does not reach the program."""
         try:
             placements = placement_text.joined(tensor.placements) if isinstance(tensor, DTensor) else ""
@@ -162,7 +164,7 @@ class NumericRecording:
             return
         dtype = str(local.dtype).removeprefix("torch.")
         self.summarized.append(
-            Summarized(
+            SummarizedTensor(
                 step=len(self._steps),
                 phase=phase,
                 module=module,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsexplore._internal.torch_internals.autograd import current_graph_task, functorch_level
+from dsexplore._internal.torch_internals.autograd import functorch_level, is_in_backward
 from dsexplore._internal.torch_internals.dispatch import OpOverload, OpOverloadPacket
 from dsexplore._internal.worlds.cuda.device_marks import PLAIN_CLASSES
 
@@ -72,4 +72,4 @@ def is_device_unsure(tensor: Tensor) -> bool:
 
     It may be if an op with a gradient made it, in backward or in ``torch.func``.
     """
-    return tensor.grad_fn is not None or current_graph_task() != -1 or functorch_level() is not None
+    return tensor.grad_fn is not None or is_in_backward() or functorch_level() is not None

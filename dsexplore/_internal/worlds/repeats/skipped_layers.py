@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dsexplore._internal.torch_internals import fsdp, pipelining
-from dsexplore._internal.torch_internals.autograd import current_graph_task, put_hook_first
+from dsexplore._internal.torch_internals.autograd import is_in_backward, put_hook_first
 from dsexplore._internal.torch_internals.names import TorchName
 from dsexplore._internal.torch_internals.patches import Parts, Patch, Patches, install_all
 from dsexplore._internal.torch_internals.process_groups import META_KERNELS_RANDOM
@@ -141,7 +141,7 @@ class SkippedLayers:
                 return original(module, *args, **kwargs)
             first_argument = args[0] if args else next(iter(kwargs.values()), None)
             arguments = _described((args, kwargs)) if self._is_checked else None
-            is_skipped, is_recomputed = self._is_skipped(place), current_graph_task() != -1
+            is_skipped, is_recomputed = self._is_skipped(place), is_in_backward()
             if is_skipped and (is_recomputed or place.layer not in place.container.unchecked):
                 self._check_arguments(place.container, arguments)
                 return first_argument
@@ -178,7 +178,7 @@ class SkippedLayers:
             place = self._place_of(group)
             if self._is_skipped(place):
                 return None
-            if place is not None and current_graph_task() == -1 and group.reduce_grads:
+            if place is not None and not is_in_backward() and group.reduce_grads:
                 if place != self._reduced:
                     self._mark(place, "reduce")
                 self._reduced = place
