@@ -43,7 +43,7 @@ class Notebook:
     def kept_world(self) -> Any:
         magics = self.shell.magics_manager.registry["CommtraceMagics"]
         assert isinstance(magics, CommtraceMagics)
-        return magics._real.kept
+        return magics._real.open_world
 
     @property
     def kept_pids(self) -> list[int]:

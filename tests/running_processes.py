@@ -37,7 +37,7 @@ def state_of(pid: int) -> str:
 def has_come(rank: RankHandle) -> bool:
     """Return whether a rank has printed ``here`` and waits now, or is stopped, or has finished or ended."""
     rank.read()
-    if rank.status is not None or rank.is_over or rank.look_whether_stopped():
+    if rank.status is not None or rank.is_over or rank.check_whether_stopped():
         return True
     return b"here" in rank.output.data and is_waiting(rank.pid)
 

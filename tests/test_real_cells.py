@@ -69,7 +69,7 @@ def test_quiet_shows_what_ranks_print_and_no_trace(notebook: Notebook) -> None:
     assert len(notebook.trace) == 1
 
 
-def test_kept_ranks_live_on_between_cells(notebook: Notebook) -> None:
+def test_ranks_of_an_open_world_live_on_between_cells(notebook: Notebook) -> None:
     assert "2 real ranks (dp=2)" in notebook.ok("%commtrace --real 2 --mesh dp=2")
     pids = notebook.kept_pids
     notebook.ok("lr = 1")
@@ -80,7 +80,7 @@ def test_kept_ranks_live_on_between_cells(notebook: Notebook) -> None:
     notebook.ok("%%commtrace --ranks 1\nrank")
     assert notebook.trace.results == {1: 1}
     assert notebook.trace.info.notes == ("this cell ran on rank 1 of 2 ranks",)
-    for options, said in (("--real 2 --rank 1", "give one"), ("--rank 1", "or --ranks 1 for a cell on real ranks")):
+    for options, said in (("--real 2 --rank 1", "give one"), ("--rank 1", "or --ranks 1 for a cell on the real ranks")):
         error, text = notebook.run(f"%%commtrace {options}\nrank")
         assert isinstance(error, ShellUsageError)
         assert said in text
@@ -147,7 +147,7 @@ def test_a_cell_after_the_kept_ranks_were_ended_does_not_run_in_the_kernel(noteb
     for cell in ("%%commtrace\nran_here = 1", "%%commtrace --ranks 1\nran_here = 1"):
         _, text = notebook.run(cell)
         assert (
-            "the world of 2 real ranks (dp=2) that this notebook kept was ended by an earlier cell: open it again "
+            "the world of 2 real ranks (dp=2) was ended by an earlier cell of this notebook: open it again "
             "(%commtrace --real 2 --mesh dp=2), or give it up (%commtrace --close) and run this cell here" in text
         )
     assert "ran_here" not in notebook.names
@@ -322,10 +322,10 @@ def test_nccl_needs_a_gpu_per_rank_and_warns_where_the_kernel_itself_uses_one(mo
             "backend 'mpi': local ranks have gloo, or nccl with one GPU per rank",
         ),
         ("%%commtrace --real 2 --fake\n1", "--fake is about a simulated world, and --real 2 about real ranks"),
-        ("%%commtrace --real 2 --ranks 1\n1", "--ranks 1 chooses among ranks that are kept"),
+        ("%%commtrace --real 2 --ranks 1\n1", "--ranks 1 chooses among the ranks of an open world"),
         (
             "%%commtrace --ranks 1\n1",
-            "ranks that are kept: start them with %commtrace --real N in a line",
+            "the ranks of an open world: start them with %commtrace --real N in a line",
         ),
         ("%%commtrace --real 2 --rank 1\n1", "--rank is about a simulated world, and --real 2 about real ranks"),
         ("%%commtrace --real 2 --timeout 0\n1", "--timeout 0: give seconds above 0"),

@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_output("--html", getattr(options, "html", None))
         return COMMANDS[options.command].run(options) or 0
-    except (UsageError, TraceFileError, FileNotFoundError) as error:
+    except (UsageError, TraceFileError, FileNotFoundError) as error:  # the last for a path on the command line
         print(f"dsexplore {options.command}: {full_message(error)}", file=sys.stderr)
         return 2
 
@@ -283,6 +283,7 @@ def _run_script(options: argparse.Namespace) -> int:
     cluster = Cluster.load(options.hardware or DEFAULT)  # an unknown name raises before the script runs
 
     def show_prediction(trace: Trace, setting: Setting) -> None:
+        """Print the predicted step of a trace, if anything was computed."""
         if trace.tables.kernels.is_empty():
             print("nothing was computed, so no step is predicted", file=sys.stderr)
             return
@@ -307,20 +308,26 @@ COMMANDS = {
     "loading": _command_of(
         "measure how fast a checkpoint loads, and say what to change",
         _DISK_COMMANDS,
-        "add_loading_arguments",
-        "run_loading",
+        add_arguments="add_loading_arguments",
+        run="run_loading",
     ),
     "checkpoint": _command_of(
         "predict size and time of a model's checkpoints on a disk",
         _DISK_COMMANDS,
-        "add_checkpoint_arguments",
-        "run_checkpoint",
+        add_arguments="add_checkpoint_arguments",
+        run="run_checkpoint",
     ),
     "offload": _command_of(
-        "predict how states on a disk slow down a step", _DISK_COMMANDS, "add_offload_arguments", "run_offload"
+        "predict how states on a disk slow down a step",
+        _DISK_COMMANDS,
+        add_arguments="add_offload_arguments",
+        run="run_offload",
     ),
     "feeding": _command_of(
-        "measure how fast a data loader is, and what limits it", _DISK_COMMANDS, "add_feeding_arguments", "run_feeding"
+        "measure how fast a data loader is, and what limits it",
+        _DISK_COMMANDS,
+        add_arguments="add_feeding_arguments",
+        run="run_feeding",
     ),
     "comm": _command_of("measure how fast the collectives of some ranks are", "dsexplore._internal.cost.comm_command"),
 }

@@ -39,7 +39,6 @@ def _parser() -> MagicParser:
     option("--timeout", type=float, default=120.0, metavar="S", help="seconds for the ranks to run (default: 120)")
     option("-o", dest="name", metavar="NAME", help="bind the report to this name")
     option("-q", dest="quiet", action="store_true", help="do not show the report")
-    option("-h", "--help", action="store_true", help="print this text")
     return parser
 
 

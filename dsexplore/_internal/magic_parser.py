@@ -24,8 +24,10 @@ class MagicParser(argparse.ArgumentParser):
     def __init__(self, name: str, text: str) -> None:
         super().__init__(prog=f"%%{name}", description=text, formatter_class=_help_format, add_help=False)
         self._name = name
+        self.add_argument("-h", "--help", action="store_true", help="print this text")
 
     def error(self, message: str) -> NoReturn:
+        """Raise the error of a wrong line, which IPython shows without a traceback."""
         near = options_meant(message, self._option_string_actions)
         raise ShellUsageError(f"{self._name}: {message}{near}; %{self._name} -h lists the options")
 

@@ -51,6 +51,7 @@ that the cell reads, `rank` and `world_size`, print under their labels, and retu
 
 
 def _parser() -> MagicParser:
+    """Return the parser of the magic's options."""
     parser = MagicParser("commtrace", _HELP)
     option = parser.add_argument
     option("--world-size", type=int, metavar="N", help="number of ranks to simulate; not needed with --mesh")
@@ -60,7 +61,7 @@ def _parser() -> MagicParser:
     option("--backend", metavar="NAME", help="of real ranks: gloo (default), or nccl with one GPU per rank")
     option("--timeout", type=float, metavar="S", help="seconds after which real ranks are ended (default: 60)")
     option("--rank", type=int, metavar="R", help="the simulated rank to run as (default: 0)")
-    option("--ranks", metavar="RANKS", help="the ranks that run the cell, of those that are kept (default: all)")
+    option("--ranks", metavar="RANKS", help="the ranks that run the cell, of the open world (default: all)")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option(
         "--hardware",
@@ -71,7 +72,6 @@ def _parser() -> MagicParser:
     option("-q", dest="quiet", action="store_true", help="do not show the trace")
     option("--explore", action="store_true", help="show the interactive explorer in place of the static view")
     option("--close", action="store_true", help="close the world that stays open")
-    option("-h", "--help", action="store_true", help="print this text")
     return parser
 
 
@@ -108,23 +108,23 @@ class CommtraceMagics(Magics):
                 print("no world is open")
         elif options.profile is not None:
             self._connect(options)
-            print(f"a world of {self._real.kept} is open")
+            print(f"a world of {self._real.open_world} is open")
         elif options.real is not None:
             _check_real(options)
             world = _real_world(options)
             if options.ranks is not None or options.timeout is not None:
                 raise UsageError("--ranks and --timeout belong to a cell: write them after %%commtrace, on top of one")
             self._close_and_print()
-            self._real.keep(world)
+            self._real.open(world)
             print(f"opened a world of {world}: %%commtrace runs a cell on them")
-        elif _opens(options):
+        elif _opens_simulated(options):
             self._close_and_print()
-            simulated = _world(options)
+            simulated = _simulated_world(options)
             self._bind(simulated)
             self._world = simulated
             print(f"opened a world of {simulated}: this is rank {simulated.rank}; %%commtrace traces a cell in it")
         else:
-            current = self._world or self._real.kept
+            current = self._world or self._real.open_world
             print(f"a world of {current} is open" if current else _NONE_OPEN)
 
     @property
@@ -132,7 +132,7 @@ class CommtraceMagics(Magics):
         """Mesh of the open world, ``"dp=2,tp=2"``; empty without a world, or without a mesh."""
         if self._world is not None:
             return str(self._world.spec) if self._world.spec.axes else ""
-        return self._real.kept.mesh if self._real.kept is not None else ""
+        return self._real.open_world.mesh if self._real.open_world is not None else ""
 
     def close(self) -> str:
         """Close the open world, and return its description; empty if there was none."""
@@ -154,55 +154,55 @@ class CommtraceMagics(Magics):
             self._connect(options)
             self._run_on_ranks(options, cell)
             return
-        if options.real is not None or (self._real.kept is not None and not _names_simulated(options)):
+        if options.real is not None or (self._real.open_world is not None and not _names_simulated(options)):
             self._run_on_ranks(options, cell)
             return
         if not _names_simulated(options):
-            self._real.check_not_lost()
-        if not _opens(options):
+            self._real.check_not_ended()
+        if not _opens_simulated(options):
             self._trace(options, cell)
             return
         _print_closed(self._close_simulated())
         try:
-            self._bind(_world(options))
+            self._bind(_simulated_world(options))
             self._trace(options, cell)
         finally:
             self._unbind.close()
 
     def _connect(self, options: argparse.Namespace) -> None:
-        """Keep the engines of a cluster as ranks, unless they are kept already."""
+        """Open a world of the engines of a cluster, unless it is open."""
         if options.real is not None:
             raise UsageError(f"--profile {options.profile} and --real {options.real} exclude each other: give one")
-        kept = self._real.kept
-        if isinstance(kept, EngineCluster) and kept.profile == options.profile:
+        current = self._real.open_world
+        if isinstance(current, EngineCluster) and current.profile == options.profile:
             return
         self._close_and_print()
-        self._real.keep(EngineCluster(options.profile, options.backend or "gloo", options.mesh or ""))
+        self._real.open(EngineCluster(options.profile, options.backend or "gloo", options.mesh or ""))
 
     def _run_on_ranks(self, options: argparse.Namespace, cell: str) -> None:
-        """Run a cell on the kept ranks, or on new ones, and show its trace."""
+        """Run a cell on the ranks of the open world, or on new ones, and show its trace."""
         _check_real(options)
-        kept, world, ranks = self._real.kept, None, None
-        if kept is None:
+        current, world, ranks = self._real.open_world, None, None
+        if current is None:
             world = _real_world(options)
             if options.ranks is not None:
-                raise _not_kept(options.ranks, str(options.real))
+                raise _no_open_ranks(options.ranks, str(options.real))
         else:
-            _check_kept(options, kept)
+            _check_same_world(options, current)
             if options.ranks is not None:
-                ranks = parse_ranks(options.ranks, kept.size)
+                ranks = parse_ranks(options.ranks, current.size)
         timeout = _DEFAULT_TIMEOUT if options.timeout is None else options.timeout
         if timeout <= 0:
             raise UsageError(f"--timeout {timeout:g}: give seconds above 0")
         name = options.name or "_trace"
         try:
-            run = self._real.run(cell, world, ranks, timeout)
+            run = self._real.run(cell, world=world, ranks=ranks, timeout=timeout)
         except KeyboardInterrupt as interrupt:
             with once_interrupted():
                 interrupted = getattr(interrupt, "run", None)
                 self._bind_trace(options, interrupted)
-                did = "engines were interrupted" if isinstance(kept, EngineCluster) else "ranks were ended"
-                if kept is not None and kept is self._real.kept and not isinstance(kept, EngineCluster):
+                did = "engines were interrupted" if isinstance(current, EngineCluster) else "ranks were ended"
+                if current is not None and current is self._real.open_world and not isinstance(current, EngineCluster):
                     did = "ranks have left the cell, and run the next one"
                 explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
             raise
@@ -299,17 +299,17 @@ def _names_simulated(options: argparse.Namespace) -> bool:
     return any(value is not None for value in values) or options.fake
 
 
-def _check_kept(options: argparse.Namespace, kept: RankWorld | EngineCluster) -> None:
-    """Check that the options match the kept ranks.
+def _check_same_world(options: argparse.Namespace, current: RankWorld | EngineCluster) -> None:
+    """Check that the options match the open world of real ranks.
 
     Raises:
         UsageError: they ask for other ranks.
     """
-    requested = options.real or kept.size, options.backend or kept.backend, options.mesh or kept.mesh
-    if requested != (kept.size, kept.backend, kept.mesh):
+    requested = options.real or current.size, options.backend or current.backend, options.mesh or current.mesh
+    if requested != (current.size, current.backend, current.mesh):
         raise UsageError(
-            f"a world of {kept}, backend {kept.backend}, is open, and this cell asks for another: omit its options to "
-            "run on those ranks, or write %commtrace --close in a line of its own before"
+            f"a world of {current}, backend {current.backend}, is open, and this cell asks for another: omit its "
+            "options to run on those ranks, or write %commtrace --close in a line of its own before"
         )
 
 
@@ -330,13 +330,13 @@ def _real_world(options: argparse.Namespace) -> RankWorld:
     return RankWorld(options.real, options.backend or "gloo", options.mesh or "")
 
 
-def _opens(options: argparse.Namespace) -> bool:
+def _opens_simulated(options: argparse.Namespace) -> bool:
     """Return True if the options open a simulated world; raise if one of them needs a world that they do not open."""
     for name, value in (("--backend", options.backend), ("--timeout", options.timeout)):
         if value is not None:
             raise UsageError(f"{name} {value} is about real ranks: give --real N with it")
     if options.ranks is not None:
-        raise _not_kept(options.ranks, "N")
+        raise _no_open_ranks(options.ranks, "N")
     if options.world_size is not None or options.mesh is not None:
         return True
     option, alternative = "", ""
@@ -344,7 +344,7 @@ def _opens(options: argparse.Namespace) -> bool:
         option = "--fake"
     elif options.rank is not None:
         option = f"--rank {options.rank}"
-        alternative = f", or --ranks {options.rank} for a cell on real ranks that are kept"
+        alternative = f", or --ranks {options.rank} for a cell on the real ranks of an open world"
     elif options.hardware is not None:
         option = f"--hardware {options.hardware}"
     if option:
@@ -352,7 +352,7 @@ def _opens(options: argparse.Namespace) -> bool:
     return False
 
 
-def _world(options: argparse.Namespace) -> World:
+def _simulated_world(options: argparse.Namespace) -> World:
     return World(
         WorldSettings(
             world_size=options.world_size,
@@ -364,10 +364,11 @@ def _world(options: argparse.Namespace) -> World:
     )
 
 
-def _not_kept(ranks: str, count: str) -> UsageError:
+def _no_open_ranks(ranks: str, count: str) -> UsageError:
+    """Return the error for ``--ranks`` without an open world of real ranks; `count` is the number to start."""
     return UsageError(
-        f"--ranks {ranks} chooses among ranks that are kept: start them with %commtrace --real {count} in a line of "
-        "its own"
+        f"--ranks {ranks} chooses among the ranks of an open world: start them with %commtrace --real {count} in a "
+        "line of its own"
     )
 
 

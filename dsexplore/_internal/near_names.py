@@ -11,7 +11,8 @@ _LIKE_ENOUGH = 0.5
 _MOST_LISTED = 12
 """Number of names that a message lists at most."""
 _INVALID_VALUE = re.compile(
-    r"argument (?:-\w/)?(?P<option>--[\w-]+): invalid (int|float|choice)(?: value)?: '(.*?)'(?: \(choose from (.*)\))?"
+    r"argument (?:-\w/)?(?P<option>--[\w-]+): invalid (?P<kind>int|float|choice)(?: value)?: '(?P<value>.*?)'"
+    r"(?: \(choose from (?P<choices>.*)\))?"
 )
 _EXAMPLES = {"int": ("a whole number", 8), "float": ("a number", 0.5)}
 """For a type that argparse names in an error: what it means in words, and an example."""
@@ -52,7 +53,7 @@ def nearest(given: object, candidates: Iterable[str]) -> str | None:
     by_lower = {name.lower(): name for name in candidates if name}
     text = str(given).lower()
     same_letters = [name for name in by_lower if sorted(name) == sorted(text)]
-    matches = same_letters or difflib.get_close_matches(text, by_lower, 1, _LIKE_ENOUGH)
+    matches = same_letters or difflib.get_close_matches(text, by_lower, n=1, cutoff=_LIKE_ENOUGH)
     return by_lower[matches[0]] if matches else None
 
 
@@ -69,9 +70,9 @@ def options_meant(message: str, candidates: Iterable[str]) -> str:
         if value["option"] not in options:
             return ""
         plural = value["option"] + "s"
-        if plural in options and "," in value[3]:
+        if plural in options and "," in value["value"]:
             return f" (did you mean {plural}?)"
-        return _value_meant(*value.groups())
+        return _value_meant(**value.groupdict())
     words = (word.partition("=")[0].rstrip(":,") for word in message.split() if word.startswith("--"))
     names = [option.removeprefix("--") for option in options]
     unknown = next((word.removeprefix("--") for word in words if word not in options), "")
@@ -81,6 +82,7 @@ def options_meant(message: str, candidates: Iterable[str]) -> str:
 
 
 def _value_meant(option: str, kind: str, value: str, choices: str | None) -> str:
+    """Return a hint for a wrong value of an option: an example of its type, or the choice that was meant."""
     if kind in _EXAMPLES:
         name, example = _EXAMPLES[kind]
         return f" (give {name}, such as {option} {example})"

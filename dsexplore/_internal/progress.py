@@ -109,6 +109,7 @@ class Work:
             self._draw(self._make, text)
 
     def _draw(self, make: Callable[[], Screen], text: str) -> None:
+        """Draw the work on its screen, which is made for the first drawing."""
         try:
             if self._screen is None:
                 self._screen = make()
@@ -136,7 +137,7 @@ def track(what: str, total: float | None = None, unit: str = "") -> Work:
         total: number of units; None if unknown.
         unit: name of the units, ``"files"``; empty if done and total are fractions of 1.
     """
-    return Work(State(what, 0, total, unit), seen_screen())
+    return Work(State(what=what, done=0, total=total, unit=unit), seen_screen())
 
 
 def seen_screen() -> Callable[[], Screen] | None:

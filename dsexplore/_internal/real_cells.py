@@ -26,7 +26,7 @@ from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes, format_ranks, format_seconds
 from dsexplore._internal.views.ranks.rank_texts import RankText, as_html, as_text
 from dsexplore._internal.worlds.real.cell_end import CellRun
-from dsexplore._internal.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
+from dsexplore._internal.worlds.real.cell_names import SentNames, UsedNames, pack_names, used_names
 from dsexplore._internal.worlds.real.engine_cluster import EngineCluster
 from dsexplore._internal.worlds.real.messages import Cell
 from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
@@ -98,6 +98,7 @@ class RankScreen:
             self._handle.update(bundle, raw=True)
 
     def _print_lines(self, texts: Mapping[int, RankText]) -> None:
+        """Print the complete lines that each rank has written since the last call."""
         for rank, text in texts.items():
             start = self._printed.get(rank, 0)
             end = text.output.rfind("\n") + 1
@@ -107,7 +108,7 @@ class RankScreen:
 
 
 class RealCells:
-    """The real ranks of a shell: a new world for each cell, or one that is kept.
+    """The real ranks of a shell: a new world for each cell, or one that stays open.
 
     Args:
         shell: the shell that runs the cells.
@@ -115,46 +116,46 @@ class RealCells:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self.kept: RankWorld | EngineCluster | None = None
-        self.lost: RankWorld | EngineCluster | None = None
-        """Kept world that a cell ended; cells for it must not run elsewhere. None if there is none."""
-        self._travel = Travel()
+        self.open_world: RankWorld | EngineCluster | None = None
+        self.ended_world: RankWorld | EngineCluster | None = None
+        """World that stayed open until a cell ended it; cells for it must not run elsewhere. None if there is none."""
+        self._sent_names = SentNames()
 
-    def keep(self, world: RankWorld | EngineCluster) -> None:
-        """Open a world whose ranks persist between cells."""
+    def open(self, world: RankWorld | EngineCluster) -> None:
+        """Open a world that stays open between cells."""
         self.close()
         world.open()
-        self.kept, self._travel = world, Travel()
+        self.open_world, self._sent_names = world, SentNames()
 
-    def check_not_lost(self) -> None:
-        """Check that the kept world was not ended by an earlier cell.
+    def check_not_ended(self) -> None:
+        """Check that no earlier cell has ended the open world.
 
         Raises:
-            UsageError: it was ended; the message says how to open it again.
+            UsageError: one has; the message says how to open it again.
         """
-        if self.lost is not None:
+        if self.ended_world is not None:
             raise UsageError(
-                f"the world of {self.lost} that this notebook kept was ended by an earlier cell: open it again "
-                f"(%commtrace {self.lost.options}), or give it up (%commtrace --close) and run this cell here"
+                f"the world of {self.ended_world} was ended by an earlier cell of this notebook: open it again "
+                f"(%commtrace {self.ended_world.options}), or give it up (%commtrace --close) and run this cell here"
             )
 
     def close(self) -> str:
-        """End the kept world and return its description; empty if there is none."""
-        world, self.kept, self.lost = self.kept, None, None
+        """Close the open world and return its description; empty if there is none."""
+        world, self.open_world, self.ended_world = self.open_world, None, None
         if world is None:
             return ""
         world.close()
         return str(world)
 
     def run(
-        self, cell: str, world: RankWorld | EngineCluster | None, ranks: Sequence[int] | None, timeout: float
+        self, cell: str, *, world: RankWorld | EngineCluster | None, ranks: Sequence[int] | None, timeout: float
     ) -> CellRun:
-        """Run a cell on the ranks of a world that is opened for it, or of the kept one, and show their output.
+        """Run a cell on the ranks of a world that is opened for it, or of the open one, and show their output.
 
         Args:
             cell: body of the cell.
-            world: world to open for the cell; None for the kept one.
-            ranks: ranks of the kept world that run it; None for all.
+            world: world to open for the cell; None for the open one.
+            ranks: ranks of the open world that run it; None for all.
             timeout: seconds for the cell.
 
         Raises:
@@ -165,19 +166,19 @@ class RealCells:
         used = used_names([code for code in (compiled.body, compiled.last) if code is not None])
         _refuse_ipython(compiled.source, used)
         notebook = _visible(self._shell)
-        travel = self._travel if world is None else Travel()
-        names = travel.choose(used, notebook)
+        sent_names = self._sent_names if world is None else SentNames()
+        names = sent_names.choose(used, notebook)
         if world is None and ranks is None:
-            names = travel.without_sent(names)
+            names = sent_names.changed(names)
         message = self._message(compiled, pack_names(names))
-        running = world or self.kept
-        assert running is not None, "without a kept world, the caller passes one"
+        running = world or self.open_world
+        assert running is not None, "without an open world, the caller passes one"
         screen = RankScreen(self._shell)
         try:
             if world is not None:
                 world.open()
             run = running.run(message, ranks=ranks, timeout=timeout, on_output=screen.on_output)
-            travel.ran(used, notebook)
+            sent_names.note_run(used, notebook)
         except KeyboardInterrupt as interrupt:
             interrupted = getattr(interrupt, "run", None)
             if isinstance(interrupted, CellRun):
@@ -187,8 +188,8 @@ class RealCells:
         finally:
             if world is not None:
                 world.close()
-            if self.kept is not None and not self.kept.is_open:
-                self.lost, self.kept = self.kept, None
+            if self.open_world is not None and not self.open_world.is_open:
+                self.ended_world, self.open_world = self.open_world, None
         return self._shown(run, screen, message, cell)
 
     def _message(self, compiled: run_cell.CompiledCell, names: bytes) -> Cell:
@@ -233,6 +234,7 @@ def _visible(shell: InteractiveShell) -> Mapping[str, Any]:
 
 
 def _refuse_ipython(source: str, used: UsedNames) -> None:
+    """Raise UsageError if a cell uses a magic, a shell command or ``get_ipython``, which ranks do not have."""
     if "get_ipython" not in used.read:
         return
     call = re.search(r"get_ipython\(\)\.(run_line_magic|run_cell_magic|system|getoutput)\('([^']*)'", source)
@@ -319,7 +321,7 @@ def hang_sentences(run: CellRun) -> list[str]:
         return []
     stacks = {outcome.rank: outcome.stack for outcome in run.outcomes if outcome.stack}
     report = explain_trace(
-        run.trace, stacks, {outcome.rank: _end(outcome) for outcome in run.outcomes}, no_progress_for=""
+        run.trace, stacks, {outcome.rank: _rank_end(outcome) for outcome in run.outcomes}, no_progress_for=""
     )
     says_nothing = report.reason == "none" or (report.reason == "unknown" and report.waiting.is_empty())
     return [] if says_nothing else [report.verdict()]
@@ -346,7 +348,7 @@ def _interrupted_text(run: CellRun) -> str:
     return "; ".join(texts) or "it has ended since"
 
 
-def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
+def _rank_end(outcome: RankOutcome[Any]) -> RankEnd | None:
     """Return how a rank ended, for the explanation of a hang; None if it ran until it was interrupted."""
     if outcome.was_stopped:
         return RankEnd.of(STOPPED)

@@ -87,12 +87,13 @@ def _compile(shell: InteractiveShell, cell: str) -> CompiledCell:
     tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     flags = shell.compile.flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    codes = [compile(tree, name, "exec", flags, dont_inherit=True)]
+    body = compile(tree, name, "exec", flags, dont_inherit=True)
+    value: CodeType | None = None
     if isinstance(last, ast.Expr):
-        codes.append(compile(ast.Expression(last.value), name, "eval", flags, dont_inherit=True))
-    if any(code.co_flags & inspect.CO_COROUTINE for code in codes):
+        value = compile(ast.Expression(last.value), name, "eval", flags, dont_inherit=True)
+    if any(code is not None and code.co_flags & inspect.CO_COROUTINE for code in (body, value)):
         raise ShellUsageError(_AWAITS)
-    return CompiledCell(codes[0], codes[1] if len(codes) > 1 else None, name, source)
+    return CompiledCell(body=body, last=value, file=name, source=source)
 
 
 def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> None:
@@ -114,6 +115,7 @@ def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> Non
 
 
 def _attach(error: BaseException, trace: TracebackType | None, render: Any) -> None:
+    """Give an error its traceback, and the function by which IPython shows it."""
     error.__traceback__ = trace
     try:
         error._render_traceback_ = render  # type: ignore[attr-defined]  # a protocol of IPython

@@ -64,7 +64,7 @@ def commtrace(
         A `Trace`, readable at any time, and final when the block ends.
 
     Raises:
-        UsageError: arguments that do not fit together, or a simulated world while a process group is initialized.
+        UsageError: arguments that contradict each other, or a simulated world while a process group is initialized.
         ClosedWorldError: the block used a model of a closed world.
 
     Examples:

@@ -94,7 +94,7 @@ def simulate(
         A ``torch.distributed.device_mesh.DeviceMesh`` of that device over all ranks.
 
     Raises:
-        UsageError: the numbers do not fit together, or a process group is initialized already.
+        UsageError: the numbers contradict each other, or a process group is initialized already.
 
     Examples:
         >>> with dsexplore.simulate(mesh="dp=2,tp=4", rank=5) as mesh:
@@ -123,7 +123,7 @@ def opened(settings: WorldSettings) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and yield its device mesh, as `simulate` does.
 
     Raises:
-        UsageError: the settings do not fit together, or a process group is initialized already.
+        UsageError: the settings contradict each other, or a process group is initialized already.
     """
     world = World(settings)
     try:
@@ -153,7 +153,7 @@ class World:
         shared_objects: objects of other ranks that run at the same time; set it before the world is opened.
 
     Raises:
-        UsageError: the settings do not fit together.
+        UsageError: the settings contradict each other.
     """
 
     def __init__(self, settings: WorldSettings) -> None:
@@ -244,10 +244,10 @@ class World:
         """Use that the program has made of this world so far."""
         objects = self._parts[WorldObjects]
         return Use(
-            self._parts[SetUpCalls].was_initialized,
-            objects.meshes - self._num_meshes,
-            objects.modules,
-            self._parts[StartedProcesses].some,
+            initialized=self._parts[SetUpCalls].was_initialized,
+            meshes=objects.meshes - self._num_meshes,
+            modules=objects.modules,
+            started_processes=self._parts[StartedProcesses].some,
         )
 
     def close(self) -> None:
@@ -272,7 +272,12 @@ class World:
         from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
         self._parts.add(ChosenBackends(calls.chosen_backend))
-        return cuda_stand_in(self._settings.gpu, self.ranks_per_node, self.rank % self.ranks_per_node, self._parts)
+        return cuda_stand_in(
+            gpu=self._settings.gpu,
+            ranks_per_node=self.ranks_per_node,
+            local_rank=self.rank % self.ranks_per_node,
+            parts=self._parts,
+        )
 
     def _destroy(self) -> None:
         if dist.is_initialized():

@@ -89,9 +89,9 @@ class WorldSettings:
         """Return the settings with world size and ranks per node filled in.
 
         Raises:
-            UsageError: the settings do not fit together.
+            UsageError: the settings contradict each other.
         """
-        size, _ = resolve(self.world_size, self.mesh, self.rank)
+        size, _ = resolve(world_size=self.world_size, mesh=self.mesh, rank=self.rank)
         check_hardware(self.hardware)
         return replace(self, world_size=size, ranks_per_node=check_ranks_per_node(self.ranks_per_node, size))
 
@@ -114,7 +114,7 @@ def check_hardware(hardware: object) -> None:
     )
 
 
-def resolve(world_size: int | None, mesh: MeshLike | None, rank: int) -> tuple[int, Mesh]:
+def resolve(*, world_size: int | None, mesh: MeshLike | None, rank: int) -> tuple[int, Mesh]:
     """Return the number of ranks and the mesh of a world, of which users give one or both.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
+from dsexplore._internal.worlds.real.cell_names import SentNames, UsedNames, pack_names, used_names
 
 
 def names_of(source: str) -> UsedNames:
@@ -33,7 +33,7 @@ def test_what_names_share_they_share_on_the_ranks() -> None:
     assert pack_names({}) == b""
 
 
-def test_what_cannot_travel_is_named_with_the_reason() -> None:
+def test_what_cannot_be_sent_is_named_with_the_reason() -> None:
     with pytest.raises(
         UsageError, match=r"held \(lock: cannot pickle '_thread.lock' object\).*Make them inside"
     ) as caught:
@@ -41,26 +41,26 @@ def test_what_cannot_travel_is_named_with_the_reason() -> None:
     assert "fine" not in str(caught.value)
 
 
-def test_a_name_that_the_cell_makes_need_not_travel() -> None:
-    assert Travel().choose(names_of("f = open(p)\nf.read()"), {"f": threading.Lock(), "p": 1}) == {"p": 1}
-    assert Travel().choose(names_of("x += 1"), {"x": 2, "other": 3}) == {"x": 2}
+def test_a_name_that_the_cell_makes_need_not_be_sent() -> None:
+    assert SentNames().choose(names_of("f = open(p)\nf.read()"), {"f": threading.Lock(), "p": 1}) == {"p": 1}
+    assert SentNames().choose(names_of("x += 1"), {"x": 2, "other": 3}) == {"x": 2}
 
 
 def test_the_ranks_own_names_stay_theirs_until_the_notebook_gives_them_another_value() -> None:
-    travel, notebook = Travel(), {"lr": 0.1, "model": "simulated"}
+    names, notebook = SentNames(), {"lr": 0.1, "model": "simulated"}
     first = names_of("model = build(lr)")
-    assert travel.choose(first, notebook) == {"lr": 0.1}
-    travel.ran(first, notebook)
+    assert names.choose(first, notebook) == {"lr": 0.1}
+    names.note_run(first, notebook)
     second = names_of("train(model, lr)")
-    assert travel.choose(second, notebook) == {"lr": 0.1}
+    assert names.choose(second, notebook) == {"lr": 0.1}
     notebook["model"] = "another"
-    assert travel.choose(second, notebook) == {"lr": 0.1, "model": "another"}
+    assert names.choose(second, notebook) == {"lr": 0.1, "model": "another"}
 
 
 def test_only_what_has_changed_is_sent_again() -> None:
-    travel = Travel()
+    names = SentNames()
     config: dict[str, Any] = {"lr": 0.1}
-    assert travel.without_sent({"config": config, "n": 3}) == {"config": config, "n": 3}
-    assert travel.without_sent({"config": config, "n": 3}) == {}
+    assert names.changed({"config": config, "n": 3}) == {"config": config, "n": 3}
+    assert names.changed({"config": config, "n": 3}) == {}
     config["lr"] = 0.2
-    assert travel.without_sent({"config": config, "n": 3}) == {"config": config}
+    assert names.changed({"config": config, "n": 3}) == {"config": config}

@@ -73,7 +73,7 @@ def interrupt_cell(running: Sequence[RankHandle]) -> None:
     Their stacks are read before, for at most `SAVE_WAIT` seconds, so that they show the cell and not its exit. Then
     the ranks have `INTERRUPT_WAIT` seconds to leave the cell; the status of a rank that does not stays None.
     """
-    if any(rank.look_whether_stopped() for rank in running):
+    if any(rank.check_whether_stopped() for rank in running):
         return
     until = time.monotonic() + SAVE_WAIT
     for rank in running:
@@ -97,7 +97,7 @@ def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:
     All write before the first one ends, because the end of a process makes the collectives of the others fail. A
     process that was stopped (SIGSTOP) is continued when the others have written, so that it does not let them continue.
     """
-    stopped = [rank for rank in hung if rank.look_whether_stopped()]
+    stopped = [rank for rank in hung if rank.check_whether_stopped()]
     running = [rank for rank in hung if rank not in stopped]
     for rank in hung:
         rank.status = "stuck"  # its later reports do not count

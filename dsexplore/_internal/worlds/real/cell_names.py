@@ -48,6 +48,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _cloudpickle() -> Any:
+    """Return the module cloudpickle; raise UsageError if it is missing."""
     try:
         import cloudpickle
     except ImportError as error:
@@ -78,6 +79,7 @@ def pack_names(values: Mapping[str, Any]) -> bytes:
 
 
 def _reasons(pickler: Any, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each name whose value cannot be pickled, with the reason: ``"lock (lock: cannot pickle …)"``."""
     for name, value in values.items():
         try:
             pickler.dumps(value)
@@ -86,8 +88,8 @@ def _reasons(pickler: Any, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 @dataclass
-class Travel:
-    """Selects the notebook's names to send to the same ranks with each cell.
+class SentNames:
+    """The notebook's names that the same ranks have, which says what to send with each cell.
 
     Names that a cell assigned on the ranks, and names that were sent and have not changed, are not sent until the
     notebook assigns another value to them.
@@ -112,30 +114,30 @@ class Travel:
                 if self._assigned_on_ranks[name] is value:
                     continue
                 del self._assigned_on_ranks[name]
-            if name in used.assigned and not _can_travel(value):
+            if name in used.assigned and not _can_be_pickled(value):
                 continue  # the cell probably assigns the name before it reads it
             chosen[name] = value
         return chosen
 
-    def without_sent(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    def changed(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Return the chosen names whose values have changed since they were sent last.
 
         Raises:
             UsageError: a value cannot be pickled.
         """
         digests = {name: hashlib.sha256(pack_names({name: value})).digest() for name, value in chosen.items()}
-        changed = {name: value for name, value in chosen.items() if self._sent.get(name) != digests[name]}
-        self._sent.update((name, digests[name]) for name in changed)
-        return changed
+        new = {name: value for name, value in chosen.items() if self._sent.get(name) != digests[name]}
+        self._sent.update((name, digests[name]) for name in new)
+        return new
 
-    def ran(self, used: UsedNames, notebook: Mapping[str, Any]) -> None:
+    def note_run(self, used: UsedNames, notebook: Mapping[str, Any]) -> None:
         """Record that a cell has run, and that the ranks have the names that it assigned."""
         for name in used.assigned:
             self._assigned_on_ranks[name] = notebook.get(name, _MISSING)
             self._sent.pop(name, None)
 
 
-def _can_travel(value: Any) -> bool:
+def _can_be_pickled(value: Any) -> bool:
     try:
         pack_names({"": value})
     except UsageError:

@@ -26,7 +26,7 @@ from dsexplore._internal.worlds.simulate import current_world
 from dsexplore._internal.worlds.simulated.closed import translated
 from dsexplore._internal.worlds.world_settings import resolve
 
-MOST_BYTES = 64 << 20
+MAX_VALUE_BYTES = 64 << 20
 """Largest pickled value that is sent back; of a larger one, the ``repr`` is."""
 
 
@@ -91,7 +91,7 @@ def _begin(job: RankJob, prepare: Callable[[RankJob], None]) -> tuple[dict[str, 
     try:
         prepare(job)
         if job.mesh:
-            _, spec = resolve(job.world_size, job.mesh, job.rank)
+            _, spec = resolve(world_size=job.world_size, mesh=job.mesh, rank=job.rank)
             device = "cuda" if job.backend and "nccl" in job.backend else "cpu"
             namespace["mesh"] = init_device_mesh(device, spec.shape, mesh_dim_names=spec.axes)
     except BaseException as error:
@@ -130,7 +130,7 @@ def run_cell(
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the cell are its failures too
         return replace(failure_of(error, cell.file), trace=_packed(trace))
     seconds = time.monotonic() - began
-    return CellReport(True, pack_value(value), shown=_shown(value), seconds=seconds, trace=_packed(trace))
+    return CellReport(ok=True, value=pack_value(value), shown=_shown(value), seconds=seconds, trace=_packed(trace))
 
 
 @contextmanager
@@ -178,7 +178,7 @@ def failure_of(error: BaseException, file: str) -> CellReport:
     shown = frames_where(trace, is_not_hidden)
     text = "".join(traceback.format_exception(type(error), error, shown))
     message = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return CellReport(False, error=message, traceback=text, at=at, line=lines[-1] if lines else None)
+    return CellReport(ok=False, error=message, traceback=text, at=at, line=lines[-1] if lines else None)
 
 
 def pack_value(value: Any) -> bytes | None:
@@ -191,10 +191,11 @@ def pack_value(value: Any) -> bytes | None:
         data: bytes = cloudpickle.dumps(value)
     except Exception:
         return None
-    return data if len(data) <= MOST_BYTES else None
+    return data if len(data) <= MAX_VALUE_BYTES else None
 
 
 def _shown(value: Any) -> str:
+    """Return the ``repr`` of a value; empty for None."""
     if value is None:
         return ""
     try:

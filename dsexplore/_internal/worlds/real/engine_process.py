@@ -54,7 +54,7 @@ def _join(engine_cell: EngineCell) -> None:
         td.init_process_group(backend)
     _namespace.update(rank=rank, world_size=size)
     if mesh and _namespace.get("__mesh_axes__") != mesh:
-        _, spec = resolve(size, mesh, rank)
+        _, spec = resolve(world_size=size, mesh=mesh, rank=rank)
         device = "cuda" if backend == "nccl" else "cpu"
         _namespace["mesh"] = init_device_mesh(device, spec.shape, mesh_dim_names=spec.axes)
         _namespace["__mesh_axes__"] = mesh

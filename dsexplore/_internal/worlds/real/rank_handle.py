@@ -180,28 +180,28 @@ class RankHandle:
         """Descriptors that become readable when the rank prints, reports, or has ended."""
         return self.output.descriptor, self.result.descriptor, self.ended
 
-    def take(self, descriptor: int, last_look: float) -> bool:
+    def read_from(self, descriptor: int, last_seen: float) -> bool:
         """Read from a readable descriptor, and return True if it is at its end.
 
         Args:
             descriptor: one of `descriptors`.
-            last_look: time at which the process was last known to run, see `has_ended`.
+            last_seen: time at which the process was last known to run, see `has_ended`.
         """
         if descriptor == self.ended:
-            self.has_ended(last_look)
+            self.has_ended(last_seen)
             return True
         self.read()
         return (self.output if descriptor == self.output.descriptor else self.result).at_end
 
-    def has_ended(self, last_look: float) -> None:
+    def has_ended(self, last_seen: float) -> None:
         """Set the status, now that the process has ended.
 
         Args:
-            last_look: time at which the process was last known to run. A rank that dies reports no time, and its peers
+            last_seen: time at which the process was last known to run. A rank that dies reports no time, and its peers
                 may fail long before a busy launcher notices, so it counts as dead since then.
         """
         self.read()
-        unknown = min(last_look, time.monotonic() - DEATH_SEEN_LATE)
+        unknown = min(last_seen, time.monotonic() - DEATH_SEEN_LATE)
         self.failed_at = self.report.at if self.report is not None else unknown
         if self.status is None:
             self.status = "died" if self.report is None else "error"
@@ -211,7 +211,7 @@ class RankHandle:
         """True if the process has ended."""
         return readable(self.ended, 0)
 
-    def look_whether_stopped(self) -> bool:
+    def check_whether_stopped(self) -> bool:
         """Return True if the process is stopped, by SIGSTOP for example, and keep that for the outcome."""
         with suppress(OSError):
             state = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
@@ -239,7 +239,7 @@ class RankHandle:
             time.sleep(0.005)
             stack = self._stack_text()
         lines = stack.splitlines(keepends=True)
-        if _most_frames(stack) and _OUTERMOST not in lines[-1] and lines[-1].strip() != "...":
+        if _has_max_frames(stack) and _OUTERMOST not in lines[-1] and lines[-1].strip() != "...":
             lines.append("  ...\n")  # Python 3.13 does not write it
         self._stack = "".join(line for line in lines if not any(path in line for path in _DSEXPLORE_FRAMES))
 
@@ -280,7 +280,7 @@ class RankHandle:
     def outcome(self, exit_code: int | None = None) -> RankOutcome[Any]:
         """Return the outcome of the program, or of the last cell."""
         how = how_it_ended(exit_code) if self.status == "died" and exit_code is not None else ""
-        report = self.report if self.report is not None and self.status != "stuck" else Report(False, error=how)
+        report = self.report if self.report is not None and self.status != "stuck" else Report(ok=False, error=how)
         cell = report if isinstance(report, CellReport) else None
         return RankOutcome(
             rank=self.rank,
@@ -316,7 +316,7 @@ def wait_for_all(
         Rank that failed first; None if none has failed.
     """
     failed = False
-    last_look = time.monotonic()
+    last_seen = time.monotonic()
     again: float | None = None
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
@@ -327,12 +327,12 @@ def wait_for_all(
             ready = selector.select(max(remaining if again is None else min(remaining, again), 0))
             ready_at = time.monotonic()
             for key, _ in ready:
-                if key.data.take(key.fd, last_look):
+                if key.data.read_from(key.fd, last_seen):
                     selector.unregister(key.fd)
             again = on_output()
             if remaining <= 0:
                 break
-            last_look = ready_at
+            last_seen = ready_at
             if not failed and any(rank.status in ("error", "died") for rank in ranks):
                 failed = True
                 deadline = min(deadline, time.monotonic() + grace)
@@ -340,7 +340,7 @@ def wait_for_all(
     return min(failures, key=lambda rank: rank.failed_at).rank if failures else None
 
 
-_MOST_FRAMES = 100
+_MAX_FRAMES = 100
 """Maximal number of frames that faulthandler writes."""
 _OUTERMOST = '"<string>"'
 """File name of a rank's outermost frame: the server was started by ``python -c``."""
@@ -361,12 +361,12 @@ _DSEXPLORE_FRAMES = (
 def is_whole_stack(stack: str) -> bool:
     """Return True if a stack is complete: it ends with the outermost frame, or has as many frames as are written."""
     *_, last = ["", *stack.splitlines(keepends=True)]
-    return last.endswith("\n") and (_OUTERMOST in last or _most_frames(stack))
+    return last.endswith("\n") and (_OUTERMOST in last or _has_max_frames(stack))
 
 
-def _most_frames(stack: str) -> bool:
+def _has_max_frames(stack: str) -> bool:
     """Return True if a stack has as many frames as faulthandler writes."""
-    return stack.count("\n  File ") >= _MOST_FRAMES
+    return stack.count("\n  File ") >= _MAX_FRAMES
 
 
 def contents(descriptor: int) -> bytes:

@@ -56,6 +56,7 @@ def become_rank(job: RankJob, output: int, channel: int, stack: int) -> NoReturn
 
 
 def _run_and_report(job: RankJob, launcher: socket.socket) -> NoReturn:
+    """Run the program of a job, send the report, and end the process; see `become_rank` for when."""
     report, data = _pack_report(_run_program(job))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,7 +91,7 @@ def _pack_report(report: Report) -> tuple[Report, bytes]:
             reason = f"{type(error).__name__}: {error}"
     name = type(report.value).__name__
     problem = f"TypeError: the program returned a {name}, which cannot be sent back ({reason}): return plain data"
-    report = Report(False, error=problem, at=time.monotonic())
+    report = Report(ok=False, error=problem, at=time.monotonic())
     return report, pickle.dumps(report)
 
 
@@ -104,16 +105,16 @@ def _cloudpickled(report: Report) -> bytes:
 def _run_program(job: RankJob) -> Report:
     """Run the program of a job, and return the report on its value or its error."""
     try:
-        in_use().keep_kernels(False)  # the program may record nothing
+        in_use().keep_kernels(keep=False)  # the program may record nothing
         _prepare(job)
         program, extra = pickle.loads(job.program)
         if isinstance(program, str):
             namespace = {"__name__": "__main__", "rank": job.rank, "world_size": job.world_size, **extra}
-            return Report(True, run_source(program, namespace))
-        return Report(True, program(*extra))
+            return Report(ok=True, value=run_source(program, namespace))
+        return Report(ok=True, value=program(*extra))
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the program are its failures too
         text = "".join(traceback.format_exception(error))
-        return Report(False, error=f"{type(error).__name__}: {error}", traceback=text, at=time.monotonic())
+        return Report(ok=False, error=f"{type(error).__name__}: {error}", traceback=text, at=time.monotonic())
 
 
 def run_source(source: str, namespace: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def reap(pid: int, *, end_orphans: bool) -> int:
 
     Args:
         pid: process id of the rank.
-        end_orphans: whether to end the processes that ranks have left behind.
+        end_orphans: True to end the processes that ranks have left behind.
     """
     status = os.waitpid(pid, 0)[1]
     if end_orphans:
@@ -135,7 +135,7 @@ def record_nothing() -> None:
     The recorder's kernels stay registered, as ranks record every cell.
     """
     recorder, recording = in_use(), Recording(stack_depth=1, simulated=False, mesh="")
-    recorder.keep_kernels(True)
+    recorder.keep_kernels(keep=True)
     recorder.open(recording)
     recorder.stop(recording)
 

@@ -256,7 +256,7 @@ class RanksFailedError(Documented, RuntimeError):
     def _text(run: RanksRun[object]) -> str:
         lines = [f"{len(run.outcomes)} local ranks: {_REASONS[run.reason]} after {run.seconds:.1f} s"]
         lines += [f"  rank {outcome.rank}: {_how(outcome)}" for outcome in run.outcomes]
-        first = run.outcomes[_first_odd(run) if run.first_failure is None else run.first_failure]
+        first = run.outcomes[_awaited_rank(run) if run.first_failure is None else run.first_failure]
         details = first.traceback or first.stack
         lines += [f"rank {first.rank}:", details.rstrip()] if details else []
         return "\n".join(lines)
@@ -296,7 +296,7 @@ def _how(outcome: RankOutcome[object]) -> str:
     return outcome.status
 
 
-def _first_odd(run: RanksRun[object]) -> int:
+def _awaited_rank(run: RanksRun[object]) -> int:
     """Return the rank that the others seem to wait for, by their stacks; else the first that has not finished."""
     unfinished = [outcome for outcome in run.outcomes if outcome.status != "ok"]
     stopped = [outcome.rank for outcome in unfinished if outcome.was_stopped]
@@ -353,7 +353,7 @@ class _RanksRun:
             while self._ranks:
                 for key, _ in selector.select():
                     rank: RankHandle = key.data
-                    if rank.take(key.fd, time.monotonic()):
+                    if rank.read_from(key.fd, time.monotonic()):
                         selector.unregister(key.fd)
                 for rank in [rank for rank in self._ranks if rank.status is not None]:
                     with uninterrupted():
@@ -382,7 +382,7 @@ class _RanksRun:
         with uninterrupted():
             ranks, self._ranks = self._ranks, []
             hung = [rank for rank in ranks if rank.status is None]
-            running = [rank for rank in hung if not rank.look_whether_stopped()]  # a stopped process writes no stack
+            running = [rank for rank in hung if not rank.check_whether_stopped()]  # a stopped process writes no stack
             for rank in running:
                 rank.request_stack()
             until = time.monotonic() + STACK_WAIT

@@ -292,7 +292,7 @@ class Search:
             for rank, outcome in self.outcomes.items()
             if outcome.digest != self.outcomes[int(typical[rank])].digest
         }
-        for test in sorted(tests, key=lambda test: min(sum(test.holds), len(test.holds) - sum(test.holds))):
+        for test in sorted(tests, key=_rarity):
             explained = {rank for rank in unexplained if test.holds[rank] != test.holds[int(typical[rank])]}
             if explained:
                 needed.append(test)
@@ -346,6 +346,11 @@ class Search:
 def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
     """Return the names of axes that are among `names`, in the order of the axes."""
     return [axis.name for axis in axes if axis.name in names]
+
+
+def _rarity(test: RankTest) -> int:
+    """Return the number of ranks on the rarer side of a condition."""
+    return min(sum(test.holds), len(test.holds) - sum(test.holds))
 
 
 def _text(test: RankTest) -> str:

@@ -113,7 +113,8 @@ def axes_of(groups: Iterable[ObservedGroup], spec: Mesh, world_size: int) -> lis
     for stride, end in pairwise(sorted(borders)):
         size = end // stride
         is_pipeline = any(low <= stride < low * length for low, length in pipelines)
-        axes.append(Axis(names.get(((stride, size),), f"ranks {stride} apart"), stride, size, is_pipeline))
+        name = names.get(((stride, size),), f"ranks {stride} apart")
+        axes.append(Axis(name=name, stride=stride, size=size, is_pipeline=is_pipeline))
     return axes[::-1]
 
 
@@ -142,7 +143,7 @@ def observe_world(trace: Trace, main: object) -> ObservedWorld:
     files = [str(script)] if script else []
     files += [file for file in _user_files() if file not in files]
     modules = sorted(name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(NOT_PRELOADED))
-    return ObservedWorld(tuple(_groups(trace)), tuple(files), tuple(modules))
+    return ObservedWorld(groups=tuple(_groups(trace)), files=tuple(files), modules=tuple(modules))
 
 
 def _groups(trace: Trace) -> Iterator[ObservedGroup]:

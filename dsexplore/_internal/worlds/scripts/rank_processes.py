@@ -103,10 +103,10 @@ def run_as_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tu
                 raise
             notes.append(f"interrupted: {len(processes.ends)} of {len(ranks)} ranks are in this trace")
         trace = processes.merged(ranks)
-    return finished(trace, setting, processes.ends, notes), processes.ends
+    return finished(trace, setting, ends=processes.ends, notes=notes), processes.ends
 
 
-def finished(trace: Trace, setting: Setting, ends: Sequence[ScriptEnd], notes: Sequence[str]) -> Trace:
+def finished(trace: Trace, setting: Setting, *, ends: Sequence[ScriptEnd], notes: Sequence[str]) -> Trace:
     """Add notes before the trace's own, with one on files that several ranks wrote, and save it if that is asked for.
 
     Args:
@@ -165,6 +165,7 @@ class RankProcesses:
         reasons: dict[int, str] = {}
 
         def note_end(outcome: RankOutcome[Any]) -> None:
+            """Keep the end of a rank, or the reason why it has to run again."""
             rank = ranks[outcome.rank]
             shared_objects.end(self.folder, rank)
             if outcome.value is not None:
@@ -214,7 +215,7 @@ def rank_processes(program: Program, setting: Setting) -> Iterator[RankProcesses
     processors = len(os.sched_getaffinity(0))
     together = processors + 1 if setting.fake else processors  # one more, as a rank that starts or ends only waits
     with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
-        yield RankProcesses(program, setting, folder, together)
+        yield RankProcesses(program, setting, folder=folder, together=together)
 
 
 def _print_line(ranks: Sequence[int], index: int, line: str) -> None:

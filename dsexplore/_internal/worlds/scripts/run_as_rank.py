@@ -220,7 +220,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Rank
             skipping = skip_repeats(is_script=True) if setting.skip_repeats and setting.fake else nullcontext()
             try:
                 with _remedies_noted(setting, world.remarks), skipping as skipped:
-                    _execute(execute, setting.steps, trace, world.remarks)
+                    _execute(execute, limit=setting.steps, trace=trace, remarks=world.remarks)
             finally:
                 if skipped is not None and skipped.has_skipped:
                     world.remarks.note(_SKIPPED)
@@ -240,7 +240,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Rank
         without_our_frames(ended)
         with suppress(AttributeError):  # an exception with slots
             ended.trace = trace  # type: ignore[attr-defined] # documented by `run`
-    return RankRun(trace, ended)
+    return RankRun(trace=trace, error=ended)
 
 
 @contextmanager
@@ -256,7 +256,7 @@ def _remedies_noted(setting: Setting, remarks: Remarks) -> Iterator[None]:
         raise
 
 
-def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:
+def _execute(execute: Callable[[], None], *, limit: int | None, trace: Trace, remarks: Remarks) -> None:
     """Run the program to its end or, if limited, until it has taken so many optimizer steps."""
     with counted_steps(limit, step_marks(trace).of_optimizers) as counter:
         try:

@@ -96,7 +96,7 @@ def run(
             raise end.error
         if ranks is not None and end.status != 0:
             text = f"rank {end.rank} of {setting.world().size}: {end.traceback or end.status}"
-            error = RanksFailedError(None, text)
+            error = RanksFailedError(run=None, text=text)
             error.trace = trace  # type: ignore[attr-defined] # documented by `run`
             raise error
     return trace

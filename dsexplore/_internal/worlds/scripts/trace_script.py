@@ -81,7 +81,8 @@ def trace_distinct_ranks(program: Program, setting: Setting) -> tuple[Trace, lis
             trace = processes.merged(sorted(end.rank for end in processes.ends))
         else:
             trace = _merge_representatives(processes, distinct)
-    return finished(trace, setting, processes.ends, [*notes, *processes.notes]), processes.ends
+    notes += processes.notes
+    return finished(trace, setting, ends=processes.ends, notes=notes), processes.ends
 
 
 def _search(processes: RankProcesses, setting: Setting, work: Work) -> Distinct | None:
@@ -98,7 +99,11 @@ def _search(processes: RankProcesses, setting: Setting, work: Work) -> Distinct 
 
     def trace_ranks(ranks: Sequence[int]) -> Mapping[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
-        processes.run(ranks, work, lambda rank: outcomes.update({rank: _outcome(processes, rank, names)}))
+
+        def keep_outcome(rank: int) -> None:
+            outcomes[rank] = _outcome(processes, rank, names)
+
+        processes.run(ranks, work, on_end=keep_outcome)
         return outcomes
 
     search = Search(
