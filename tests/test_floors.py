@@ -17,7 +17,6 @@ PACKAGE = Path(__file__).parents[1] / "dsexplore" / "_internal"
 PREFIX = "dsexplore._internal."
 FLOORS = (
     {
-        "atomic",
         "data_files",
         "units",
         "user_warnings",
@@ -31,9 +30,9 @@ FLOORS = (
         "mesh",
         "model_names",
         "near_names",
+        "output",
         "paused_collector",
         "placement_text",
-        "printed",
         "progress",
         "saved_json",
         "signatures",

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
 import dsexplore
-from dsexplore._internal.atomic import check_output
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import TraceFileError, UsageError, full_message
 from dsexplore._internal.hardware import DEFAULT
 from dsexplore._internal.near_names import options_meant
+from dsexplore._internal.output import check_output, print_result
 from dsexplore._internal.paused_collector import no_collection
-from dsexplore._internal.printed import print_result
 
 if TYPE_CHECKING:
     from dsexplore._internal.trace.trace import Trace

@@ -11,8 +11,8 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from dsexplore._internal.atomic import writing
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.output import writing
 from dsexplore._internal.signatures import names_arguments
 
 T = TypeVar("T")

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dsexplore._internal.aio.aio_config import NO_GDS, AioConfig
 from dsexplore._internal.aio.sweeps.statistics import MATTERS
-from dsexplore._internal.atomic import check_output
 from dsexplore._internal.errors import UsageError, full_message
 from dsexplore._internal.interrupts import sigterm_interrupts
-from dsexplore._internal.printed import print_no_more, print_result
+from dsexplore._internal.output import check_output, print_no_more, print_result
 from dsexplore._internal.units import format_bytes, format_rate, parse_size
 
 if TYPE_CHECKING:

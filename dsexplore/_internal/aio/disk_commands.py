@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.printed import print_result
+from dsexplore._internal.output import print_result
 from dsexplore._internal.units import parse_size
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from dsexplore._internal.atomic import writing
+from dsexplore._internal.output import writing
 
 LOOKS = 8
 """Number of calls of `EarlySave.look` within one time-out."""

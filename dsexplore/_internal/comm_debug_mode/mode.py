@@ -21,10 +21,10 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import debug as torchs
 
-from dsexplore._internal.atomic import writing
 from dsexplore._internal.capture import recorder_in_use
 from dsexplore._internal.capture.modules.module_entry import ModuleEntry
 from dsexplore._internal.comm_debug_mode.tracker import CommModeModuleTracker
+from dsexplore._internal.output import writing
 from dsexplore._internal.signatures import names_arguments_of_methods
 from dsexplore._internal.torch_internals.comm_mode import counted_ops
 from dsexplore._internal.torch_internals.dispatch import OpOverload, TorchDispatchMode

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsexplore._internal.atomic import check_output
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.output import check_output
 
 if TYPE_CHECKING:
     from dsexplore._internal.comm.sweeps.sweep_result import CommSweep

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import polars as pl
 
-from dsexplore._internal.atomic import writing
+from dsexplore._internal.output import writing
 from dsexplore._internal.trace import measured_time, schema
 from dsexplore._internal.trace.tables import Tables
 

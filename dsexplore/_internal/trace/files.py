@@ -30,8 +30,8 @@ from typing import Any
 import polars as pl
 import torch.distributed as dist
 
-from dsexplore._internal.atomic import writing
 from dsexplore._internal.errors import TraceFileError, UsageError
+from dsexplore._internal.output import writing
 from dsexplore._internal.progress import track
 from dsexplore._internal.trace import schema
 from dsexplore._internal.trace.checked_tables import checked_tables

@@ -18,7 +18,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore._internal.atomic import writing
+from dsexplore._internal.output import writing
 from dsexplore._internal.torch_internals.comm_mode import counted_ops, make_mode
 from dsexplore._internal.torch_internals.dispatch import find_op
 from dsexplore._internal.trace.tables import Tables

@@ -13,7 +13,6 @@ from typing import Any
 import polars as pl
 import torch.distributed as td
 
-from dsexplore._internal.atomic import writing
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep
 from dsexplore._internal.comm.sweeps.sweep_run import sweep
 from dsexplore._internal.cost.cluster import Cluster, Measured
@@ -21,6 +20,7 @@ from dsexplore._internal.cost.collectives.collective_duration import collective_
 from dsexplore._internal.display import Result
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.hardware import CLUSTERS
+from dsexplore._internal.output import writing
 from dsexplore._internal.signatures import names_arguments, with_options
 
 

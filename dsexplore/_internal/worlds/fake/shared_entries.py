@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dsexplore._internal.atomic import writing
+from dsexplore._internal.output import writing
 from dsexplore._internal.worlds.fake.fake_dispatch import entered, known_results, learn_results
 
 _FILES = "entries-*.pickle"

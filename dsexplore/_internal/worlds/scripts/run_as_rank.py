@@ -202,9 +202,12 @@ def _output_message_of(program: Program, setting: Setting, stage: int, sent_valu
 
 
 def _record(execute: Callable[[], None], setting: Setting, world: World) -> RankRun:
-    """Run a program in the open world and record it; its error is returned, with the trace as an attribute."""
+    """Run a program in the open world and record it; its error is returned, with the trace as an attribute.
+
+    If repeats are skipped, their rows are added when the recording has ended, and then the trace is saved.
+    """
     trace, skipped, ended = Trace(), None, None
-    save = None if setting.skip_repeats else setting.save  # the repeats are added to the trace before it is saved
+    save = None if setting.skip_repeats else setting.save
     try:
         with (
             recorded(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.mesh import parse_mesh
-from dsexplore._internal.printed import print_result
+from dsexplore._internal.output import print_result
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.worlds.scripts.launch_lines import Launched, read_launch_line
 from dsexplore._internal.worlds.scripts.program import Program

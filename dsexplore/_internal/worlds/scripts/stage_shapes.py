@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsexplore._internal.atomic import writing
+from dsexplore._internal.output import writing
 from dsexplore._internal.progress import track
 from dsexplore._internal.torch_internals.pipelining import output_message, rank_of_stage
 from dsexplore._internal.worlds.simulated.pipeline import StageShapes

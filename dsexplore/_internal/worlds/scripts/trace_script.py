@@ -154,14 +154,14 @@ def _notes(distinct: Distinct, processes: RankProcesses, setting: Setting) -> li
         summary += f", and not by {without_effect}" if without_effect else ""
     notes = [
         f"{summary}; {len(distinct.traced)} were run and their traces compared, {checks} of them to check",
-        "which ranks are alike is inferred from those that were run, from groups, shard sizes and conditions on the "
+        "which ranks do the same is inferred from those that were run, from groups, shard sizes and conditions on the "
         "rank in the program's own files; a difference that shows in none of these is not found",
     ]
-    for odd, like in distinct.unexplained[:_MAX_NAMED]:
-        difference = first_difference(processes.tables(odd), processes.tables(like))
+    for rank, representative in distinct.unexplained[:_MAX_NAMED]:
+        difference = first_difference(processes.tables(rank), processes.tables(representative))
         notes.append(
-            f"rank {odd} differs from rank {like}, although nothing shows why ({difference}), so others may differ "
-            "too: the numbers of ranks are not certain"
+            f"rank {rank} differs from rank {representative}, although nothing shows why ({difference}), so others may "
+            "differ too: the numbers of ranks are not certain"
         )
     return notes
 

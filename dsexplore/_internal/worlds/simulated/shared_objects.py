@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsexplore._internal.atomic import writing
+from dsexplore._internal.output import writing
 
 _PAUSE = 0.01
 """Seconds between two checks for an object's file."""

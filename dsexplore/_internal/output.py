@@ -1,8 +1,9 @@
-"""Writing files: `check_output` before the work, and `writing`, completely or not at all."""
+"""Output of commands: files, checked before the work and written completely or not at all, and standard output."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -48,3 +49,18 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def print_result(text: str) -> None:
+    """Print a text and a newline; if the reader has closed the pipe, drop the rest of the output."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        print_no_more()
+
+
+def print_no_more() -> None:
+    """Redirect standard output to ``/dev/null`` after a broken pipe, as Python would fail again when it flushes."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

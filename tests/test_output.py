@@ -10,7 +10,7 @@ import sys
 def test_the_program_goes_on_and_ends_well_without_its_reader() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    program = "import sys; from dsexplore._internal.printed import print_result as p; "
+    program = "import sys; from dsexplore._internal.output import print_result as p; "
     program += "p('one'); p('two'); sys.stderr.write('end')"
     done = subprocess.run([sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
