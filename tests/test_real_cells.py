@@ -147,7 +147,7 @@ def test_a_cell_after_the_kept_ranks_were_ended_does_not_run_in_the_kernel(noteb
     for cell in ("%%commtrace\nran_here = 1", "%%commtrace --ranks 1\nran_here = 1"):
         _, text = notebook.run(cell)
         assert (
-            "the world of 2 real ranks (dp=2) was ended by an earlier cell of this notebook: open it again "
+            "the world of 2 real ranks (dp=2) was ended by an earlier cell: open it again "
             "(%commtrace --real 2 --mesh dp=2), or give it up (%commtrace --close) and run this cell here" in text
         )
     assert "ran_here" not in notebook.names

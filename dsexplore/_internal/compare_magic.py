@@ -90,6 +90,7 @@ class CompareMagics(Magics):
             display(report)
 
     def _reference(self, name: str | None) -> Any:
+        """Return the user's function of that name; raise UsageError if there is none."""
         reference = self.shell.user_ns.get(name) if name else None
         if not callable(reference):
             what = f"{name} is not a function of this notebook" if name else "the reference is missing"

@@ -73,17 +73,20 @@ def with_bases(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     Raises:
         UsageError: a file cannot be read, or is its own base.
     """
-    read = [path]
-    yield path, (data := CLUSTERS.read(path))
+    seen = [path]
+    data = CLUSTERS.read(path)
+    yield path, data
     while "base" in data:
         name = data["base"]
+        where = f"the cluster file {path} has base = {name!r}"
+        if not isinstance(name, str):
+            raise UsageError(f"{where}: write a text")
         try:
-            base = CLUSTERS.path(name) if isinstance(name, str) else None
-            data = {} if base is None else CLUSTERS.read(base)
+            path = CLUSTERS.path(name)
+            data = CLUSTERS.read(path)
         except UsageError as error:
-            raise UsageError(f"the cluster file {read[-1]} has base = {name!r}: {error}") from None
-        if base is None or base in read:
-            what = "write a text" if base is None else "it is the base of itself"
-            raise UsageError(f"the cluster file {read[-1]} has base = {name!r}: {what}")
-        read.append(base)
-        yield base, data
+            raise UsageError(f"{where}: {error}") from None
+        if path in seen:
+            raise UsageError(f"{where}: it is the base of itself")
+        seen.append(path)
+        yield path, data

@@ -63,6 +63,7 @@ def sigterm_interrupts() -> Iterator[list[signal.Signals]]:
 
 
 def _hold(number: signal.Signals, deliver: ExitStack) -> None:
+    """Delay a signal until `deliver` is closed."""
     handler = signal.getsignal(number)
     if handler is None or handler is signal.SIG_IGN:  # installed by C, or ignored anyway
         return
@@ -72,6 +73,7 @@ def _hold(number: signal.Signals, deliver: ExitStack) -> None:
 
 
 def _release(number: signal.Signals, handler: Any, held: list[FrameType | None]) -> None:
+    """Restore the handler of a signal, and call it once if the signal came: `held` has a frame for each time."""
     signal.signal(number, handler)
     if held and callable(handler):
         handler(number, held[0])

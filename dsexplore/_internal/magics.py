@@ -194,23 +194,32 @@ class CommtraceMagics(Magics):
         timeout = _DEFAULT_TIMEOUT if options.timeout is None else options.timeout
         if timeout <= 0:
             raise UsageError(f"--timeout {timeout:g}: give seconds above 0")
-        name = options.name or "_trace"
         try:
             run = self._real.run(cell, world=world, ranks=ranks, timeout=timeout)
         except KeyboardInterrupt as interrupt:
             with once_interrupted():
-                interrupted = getattr(interrupt, "run", None)
-                self._bind_trace(options, interrupted)
-                did = "engines were interrupted" if isinstance(current, EngineCluster) else "ranks were ended"
-                if current is not None and current is self._real.open_world and not isinstance(current, EngineCluster):
-                    did = "ranks have left the cell, and run the next one"
-                explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
+                self._explain_interrupt(interrupt, options, current)
             raise
-        trace = self._bind_trace(options, run)
+        trace = self._bind_trace(options, run.trace)
         if not run.ok:
             raise failure(run, timeout)
         if not options.quiet:
             self._show(trace, options.explore)
+
+    def _explain_interrupt(
+        self, interrupt: KeyboardInterrupt, options: argparse.Namespace, world: RankWorld | EngineCluster | None
+    ) -> None:
+        """Bind the trace of an interrupted cell, and say what became of the ranks of the world that was open."""
+        run: CellRun | None = getattr(interrupt, "run", None)
+        self._bind_trace(options, None if run is None else run.trace)
+        if isinstance(world, EngineCluster):
+            end = "engines were interrupted"
+        elif world is not None and world is self._real.open_world:
+            end = "ranks have left the cell, and run the next one"
+        else:
+            end = "ranks were ended"
+        name = options.name or "_trace"
+        explain_interrupt(interrupt, run, f"The {end}. What was recorded until then is in `{name}`.")
 
     def _show(self, trace: Trace, explore: bool) -> None:
         """Show a trace, with a button for its explorer if a person runs the cell.
@@ -227,8 +236,9 @@ class CommtraceMagics(Magics):
         else:
             display(trace)
 
-    def _bind_trace(self, options: argparse.Namespace, run: CellRun | None) -> Trace:
-        trace = Trace() if run is None or run.trace is None else run.trace
+    def _bind_trace(self, options: argparse.Namespace, trace: Trace | None) -> Trace:
+        """Bind the trace of a cell to the user's names, and return it; None for an empty one."""
+        trace = Trace() if trace is None else trace
         self.shell.user_ns["_trace"] = trace
         if options.name:
             self.shell.user_ns[options.name] = trace
@@ -253,12 +263,9 @@ class CommtraceMagics(Magics):
 
     def _trace(self, options: argparse.Namespace, cell: str) -> None:
         """Run and trace a cell in this process, and show its value and its trace."""
-        names = self.shell.user_ns
         without_world = not dist.is_initialized()
         with commtrace() as trace:
-            names["_trace"] = trace
-            if options.name:
-                names[options.name] = trace
+            self._bind_trace(options, trace)
             try:
                 value = run_cell.run(self.shell, cell)
             except KeyboardInterrupt as interruption:

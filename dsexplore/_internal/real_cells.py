@@ -135,7 +135,7 @@ class RealCells:
         """
         if self.ended_world is not None:
             raise UsageError(
-                f"the world of {self.ended_world} was ended by an earlier cell of this notebook: open it again "
+                f"the world of {self.ended_world} was ended by an earlier cell: open it again "
                 f"(%commtrace {self.ended_world.options}), or give it up (%commtrace --close) and run this cell here"
             )
 

@@ -20,9 +20,15 @@ RANK_CELL = "<rank cell>"
 """File name of a program that real ranks get as text."""
 
 _DSEXPLORE = str(Path(__file__).parents[1])
-_TORCH = spec.submodule_search_locations or () if (spec := find_spec("torch")) else ()
-"""Folders of torch, found without the import of torch, which takes seconds; it may be a source build."""
-_FOLDERS = tuple(folder + os.sep for folder in (*INSTALLED, *STANDARD_LIBRARY, _DSEXPLORE, *_TORCH))
+
+
+def _folders_of_torch() -> list[str]:
+    """Return the folders of torch, also of a source build, without importing torch, which takes seconds."""
+    spec = find_spec("torch")
+    return [] if spec is None or spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+
+
+_FOLDERS = tuple(folder + os.sep for folder in (*INSTALLED, *STANDARD_LIBRARY, _DSEXPLORE, *_folders_of_torch()))
 _OTHER_ENVIRONMENT = re.compile(r"/(?:site-packages|dist-packages|lib/python3(?:\.\d+)?)/")
 _CELLS = ("<ipython-input", "<stdin>", RANK_CELL)
 """Prefixes of file names for input of the user; other names in angle brackets are generated code."""

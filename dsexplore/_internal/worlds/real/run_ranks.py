@@ -86,8 +86,8 @@ def run_ranks(
     server()  # its first start takes seconds, which do not count
     with ExitStack() as stack:
         launcher_variables = stack.enter_context(rendezvous(world_size))
-        run = _RanksRun()
-        stack.callback(run.close)
+        running = _RunningRanks()
+        stack.callback(running.close)
         for rank in range(world_size):
             variables = {**launcher_variables, **(environment or {})}
             job = job_of_rank(
@@ -98,8 +98,8 @@ def run_ranks(
                 backend=backend,
                 group_timeout=group_timeout,
             )
-            run.add(RankHandle(rank, job, on_line))
-        return run.until_over(timeout, grace)
+            running.add(RankHandle(rank, job, on_line))
+        return running.wait_until_over(timeout, grace)
 
 
 def run_in_turn(
@@ -127,15 +127,15 @@ def run_in_turn(
     server()
     with ExitStack() as stack:
         launcher_variables = stack.enter_context(rendezvous(1))
-        run = _RanksRun()
-        stack.callback(run.close)
+        running = _RunningRanks()
+        stack.callback(running.close)
 
         def start(index: int) -> RankHandle:
             packed = pack_program(program, arguments[index], namespace=None)
             job = job_of_rank(packed, rank=0, world_size=1, variables=launcher_variables)
             return RankHandle(index, job, on_line)
 
-        run.in_turn(map(start, range(len(arguments))), together, on_end)
+        running.run_in_turn(map(start, range(len(arguments))), together, on_end)
 
 
 def job_of_rank(
@@ -305,8 +305,8 @@ def _awaited_rank(run: RanksRun[object]) -> int:
     return candidates[0]
 
 
-class _RanksRun:
-    """The running ranks of one run."""
+class _RunningRanks:
+    """The ranks of a run, which end with it."""
 
     def __init__(self) -> None:
         self._ranks: list[RankHandle] = []
@@ -316,7 +316,7 @@ class _RanksRun:
         """Add a rank that has just started; `close` ends it."""
         self._ranks.append(rank)
 
-    def until_over(self, timeout: float, grace: float) -> RanksRun[Any]:
+    def wait_until_over(self, timeout: float, grace: float) -> RanksRun[Any]:
         """Wait until all ranks have finished, or for ``timeout`` seconds, or ``grace`` seconds after a failure.
 
         All ranks are ended then.
@@ -332,7 +332,9 @@ class _RanksRun:
             first_failure=first_failure,
         )
 
-    def in_turn(self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome[Any]], None]) -> None:
+    def run_in_turn(
+        self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome[Any]], None]
+    ) -> None:
         """Start ranks by taking them from an iterator, and wait until all have ended.
 
         Args:

@@ -72,7 +72,7 @@ def launched_on_a_cluster(variables: Mapping[str, str], local_rank: int, remarks
     """
     read = _ENVIRONMENT.__getitem__
     parse = argparse.ArgumentParser.parse_known_args
-    _ENVIRONMENT.__getitem__ = _supplying(read, variables, remarks)  # type: ignore[method-assign]
+    _ENVIRONMENT.__getitem__ = _supply_variables(read, variables, remarks)  # type: ignore[method-assign]
     argparse.ArgumentParser.parse_known_args = _supply_local_rank(parse, local_rank, remarks)  # type: ignore[method-assign]
     try:
         yield
@@ -81,7 +81,7 @@ def launched_on_a_cluster(variables: Mapping[str, str], local_rank: int, remarks
         argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
 
 
-def _supplying(read: Callable[..., str], variables: Mapping[str, str], remarks: Remarks) -> Callable[..., str]:
+def _supply_variables(read: Callable[..., str], variables: Mapping[str, str], remarks: Remarks) -> Callable[..., str]:
     """Wrap a read of an environment variable so that the script's own code also finds these."""
 
     @wraps(read)

@@ -330,22 +330,18 @@ class Search:
         for rank, key in enumerate(keys.tolist()):
             representative = rank if rank in unexplained else first[self.outcomes[representatives[key]].full_digest]
             members.setdefault(representative, []).append(rank)
-        names = {axis.name for axis in self._differing}
+        differing = [axis.name for axis in self.axes if axis in self._differing]
+        others = [axis.name for axis in self.axes if axis not in self._differing]
         return Distinct(
             classes=tuple(RankClass(rank, tuple(ranks)) for rank, ranks in sorted(members.items())),
             traced=tuple(sorted(self.outcomes)),
-            differ=(*names_of(self.axes, names), *(_text(test) for test in matter)),
+            differ=(*differing, *(_text(test) for test in matter)),
             without_effect=(
-                *names_of(self.axes, {axis.name for axis in self.axes} - names),
+                *others,
                 *(_text(test) for test in tests if test not in matter and test.where),
             ),
             unexplained=tuple(sorted(unexplained.items())),
         )
-
-
-def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
-    """Return the names of axes that are among `names`, in the order of the axes."""
-    return [axis.name for axis in axes if axis.name in names]
 
 
 def _rarity(test: RankTest) -> int:

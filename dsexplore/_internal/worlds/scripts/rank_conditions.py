@@ -84,7 +84,8 @@ def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTe
                 return list(tests.values())
             holds = _evaluate(condition, numbers)
             if holds is not None and len(set(holds)) > 1:
-                tests.setdefault(_first_false(holds), RankTest(ast.unparse(node), _place(file, node), holds))
+                test = RankTest(text=ast.unparse(node), where=_line_of(file, node), holds=holds)
+                tests.setdefault(_first_false(holds), test)
     return list(tests.values())
 
 
@@ -106,7 +107,7 @@ def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str
             continue
         other = holds.index(True)
         notes.append(
-            f"the code under `{ast.unparse(node)}` ({_place(script, node)}) runs on rank {other} only, and this is "
+            f"the code under `{ast.unparse(node)}` ({_line_of(script, node)}) runs on rank {other} only, and this is "
             f"rank {rank}: --rank {other} runs it"
         )
     return notes
@@ -143,7 +144,8 @@ def _nodes(file: str) -> Iterator[ast.AST]:
     yield from ast.walk(tree)
 
 
-def _place(file: str, node: ast.expr) -> str:
+def _line_of(file: str, node: ast.expr) -> str:
+    """Return the first line of an expression: ``"train.py:31"``."""
     return f"{file_name(str(Path(file).absolute()))}:{node.lineno}"
 
 
