@@ -151,14 +151,14 @@ def run(script: Script, place: Path, data: Path, work: Path) -> Outcome:
     environment = {key: value.format(**names) for key, value in script.environment.items()}
     search = [str(place / script.python_path)] if script.python_path else []
 
-    def play() -> None:
+    def run_script() -> None:
         os.chdir(work)
         os.environ.update(environment)
         sys.path[:0] = search
         _run_line([*options, str(place / script.path), *arguments])
 
     began = time.monotonic()
-    returned = _in_child(play, printed)
+    returned = _in_child(run_script, printed)
     seconds = time.monotonic() - began
     if saved.exists():
         _in_child(lambda: step.write_text(json.dumps(_one_step(saved))), work / "summed.txt")

@@ -139,18 +139,18 @@ def trace_of(rank: RankHandle, folder: str) -> Tables | None:
     return files.load(saved) if saved.exists() else None
 
 
-def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_clock: bool = False) -> Tables | None:
+def merge_cell(parts: Sequence[Tables], ranks: Sequence[int], *, shares_clock: bool = False) -> Tables | None:
     """Merge the tables of a cell's ranks; None if no rank recorded anything.
 
     Args:
         parts: tables of each rank that recorded something.
-        ranks: ranks that ran the cell; None for all ranks of the world.
+        ranks: ranks that ran the cell.
         shares_clock: True if the ranks run on one machine, so that their times need no alignment.
     """
     if not parts:
         return None
     tables = merge_tables(parts, is_whole=True, shares_clock=shares_clock, ranks=ranks)
-    if ranks is None:
+    if len(ranks) == tables.info.world_size:
         return tables
     others = f"this cell ran on {format_ranks(ranks)} of {tables.info.world_size} ranks"
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, others)))

@@ -384,7 +384,7 @@ class EngineCluster:
             outcomes.append(outcome)
             if trace:
                 recorded.append(pickle.loads(trace).tables)
-        tables = merge_cell(recorded, None if len(chosen) == self.size else [rank.rank for rank in chosen])
+        tables = merge_cell(recorded, [rank.rank for rank in chosen])
         are_unfinished = any(outcome.status == "stuck" for outcome in outcomes)
         return CellRun(
             outcomes=tuple(outcomes),

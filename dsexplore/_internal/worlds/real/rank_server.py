@@ -169,7 +169,7 @@ def main(descriptor: int) -> None:
 
 _MADV_DONTNEED = 4
 _SMAPS = Path("/proc/self/smaps")
-_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+\s*(/.*)?")
+_MAPPING = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<access>\S{4}) \S+ \S+ \d+\s*(?P<file>/.*)?")
 
 
 def unwritten_mappings(smaps: str) -> Iterator[tuple[int, int]]:
@@ -183,8 +183,9 @@ def unwritten_mappings(smaps: str) -> Iterator[tuple[int, int]]:
     mapping: tuple[int, int] | None = None
     for line in smaps.splitlines():
         if match := _MAPPING.match(line):
-            start, end = (int(match[number], 16) for number in (1, 2))
-            is_private_file = match[4] is not None and "w" not in match[3] and match[3].endswith("p")
+            start, end = int(match["start"], 16), int(match["end"], 16)
+            access = match["access"]
+            is_private_file = match["file"] is not None and "w" not in access and access.endswith("p")
             mapping = (start, end - start) if is_private_file else None
         elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
             yield mapping

@@ -198,9 +198,7 @@ class RankWorld:
         end_with_traces(hung, folder)
         lost = [rank for rank in chosen if rank.status in ("stuck", "died")]
         recorded = [tables for rank in chosen if (tables := trace_of(rank, folder)) is not None]
-        tables = merge_cell(
-            recorded, None if len(chosen) == self.size else [rank.rank for rank in chosen], shares_clock=True
-        )
+        tables = merge_cell(recorded, [rank.rank for rank in chosen], shares_clock=True)
         why = "interrupted" if is_interrupted and hung else why_closed(chosen, tables)
         outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
         return CellRun(

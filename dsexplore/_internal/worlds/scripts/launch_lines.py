@@ -204,8 +204,8 @@ class _Counts(NamedTuple):
 
 
 def _parse_launcher(name: str, launcher: _Launcher, words: Sequence[str]) -> Launched:
-    """Parse the words after the name of a launcher."""
-    options, program, is_module = _read_options(name, launcher, words)
+    """Return the program that a launcher starts, with its numbers of processes; `words` follow the launcher's name."""
+    options, program, is_module = _read_line(name, launcher, words)
     if not program:
         raise UsageError(f"{name} launches no program: give a script, or -m module, after its options")
     variables: dict[str, str] = {}
@@ -247,13 +247,21 @@ def _first_number(options: Mapping[str, str], names: Sequence[str]) -> int | Non
     return None
 
 
-def _read_options(name: str, launcher: _Launcher, words: Sequence[str]) -> tuple[dict[str, str], list[str], bool]:
-    """Parse a launcher's options.
+class _Line(NamedTuple):
+    """The words after the name of a launcher."""
+
+    options: dict[str, str]
+    """{option: its value}, without options that take none."""
+    program: list[str]
+    """The words after the options."""
+    is_module: bool
+    """True if the program is a module."""
+
+
+def _read_line(name: str, launcher: _Launcher, words: Sequence[str]) -> _Line:
+    """Parse the words after the name of a launcher.
 
     Worked example: ``-n4 --mpi=pmix python t.py`` of srun → ``{"-n": "4", "--mpi": "pmix"}``, ``["python", "t.py"]``.
-
-    Returns:
-        {option: its value}; the words after the options; True if the program is a module.
     """
     options: dict[str, str] = {}
     remaining, is_module = list(words), False
@@ -276,7 +284,7 @@ def _read_options(name: str, launcher: _Launcher, words: Sequence[str]) -> tuple
                 raise UsageError(f"{name} {option}: a value and the program are missing")
             options[key] = value if equals else " ".join(remaining[:count])
             del remaining[:count]
-    return options, remaining, is_module
+    return _Line(options=options, program=remaining, is_module=is_module)
 
 
 def _on_nodes(launched: Launched, counts: _Counts, processes_by_default: int | None) -> Launched:
