@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -188,7 +188,7 @@ def batch_isend_irecv(
         raise
     finally:
         current.label = outer
-    return _handles(works, group, call, staged)
+    return _handles(works, group, call, [each.copies for each in staged])
 
 
 def _spelling(operation: Any) -> s.Spelling:
@@ -200,7 +200,7 @@ class _Staged:
     """An operation as torch gets it."""
 
     operation: Any
-    copies: Sequence[CopyBack] = ()
+    copies: list[CopyBack] = field(default_factory=list)
     """Copies to the caller's tensor, once the operation is done."""
 
 
@@ -223,12 +223,11 @@ def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) 
 
 
 def _handles(
-    works: list[Any], group: td.ProcessGroup | None, call: LoggedCall | None, staged: Sequence[_Staged]
+    works: list[Any], group: td.ProcessGroup | None, call: LoggedCall | None, copies: Sequence[list[CopyBack]]
 ) -> list[td.Work]:
     """Return one handle per operation if torch returns one each; NCCL returns one for the whole batch."""
-    copies = [list(each.copies) for each in staged]
-    if len(works) != len(staged):
-        copies = [[copy for each in staged for copy in each.copies]] * len(works)
+    if len(works) != len(copies):
+        copies = [[copy for operation_copies in copies for copy in operation_copies]] * len(works)
     logged = call if call is not None and call.issued else None
     labels: Sequence[LoggedCall | None] = [logged] * len(works)
     if logged is not None and len(logged.issued) == len(works):
