@@ -36,7 +36,7 @@ class DrawnSpans:
             return "Nothing was sent."
         return (self._of_times() if self.order == "measured" else self._of_order()) or self._extent()
 
-    def who_waits(self) -> Skew | None:
+    def rank_skew(self) -> Skew | None:
         """Return the skew if each lane is a rank and times were measured; else None."""
         if self.order != "measured" or len(self.lanes) < 2 or not is_rank(self.lanes[0]):
             return None
@@ -50,7 +50,7 @@ class DrawnSpans:
     def _of_times(self) -> str:
         """Return who is late and how long the program blocks on disk and input; if neither, which time is exposed."""
         io = io_sentence(self.tables) if self.tables.io.height else ""
-        late = self.who_waits()
+        late = self.rank_skew()
         if late is not None and (late.late_ranks or not io):
             return f"{late.verdict()} {io}" if io else late.verdict()
         if late is not None:
@@ -75,7 +75,8 @@ class DrawnSpans:
                 f"The longest chain in which one waits for the other has {round(last - first):,} of the {collectives} "
                 f"of {len(self.tables.info.ranks):,} ranks."
             )
-        words, by_lane = WORDS[self.sizes], spans.group_by("lane").agg(pl.col("bytes").sum(), pl.len())
+        words = WORDS[self.sizes]
+        by_lane = spans.group_by("lane").agg(pl.col("bytes").sum(), pl.len())
         lane, most, count = by_lane.sort("bytes", "lane", descending=[True, False]).row(0)
         lane = lane.capitalize() if lane in PHASES else lane
         total = int(spans["bytes"].sum() or 0)

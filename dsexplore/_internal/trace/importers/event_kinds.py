@@ -16,10 +16,7 @@ Event = dict[str, Any]
 _RANGES = ("nn.Module: ", "autograd::engine::evaluate_function")
 """Start of the names of the most frequent CPU ranges: calls of modules, and autograd nodes."""
 _OP_CATEGORIES = ("cpu_op", "Operator")
-_NAMES = (
-    *("record_param_comms", "c10d::", "gloo:", "nccl:"),
-    *("ProfilerStep#", "Optimizer."),
-)
+_NAMES = ("record_param_comms", "c10d::", "gloo:", "nccl:", "ProfilerStep#", "Optimizer.")
 """Start of the names of events that are read in any category: old files have steps among the ops."""
 _BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
 """Matches the text of an event between ``"ph":`` and ``"pid"``, with category and name."""
@@ -29,19 +26,21 @@ class EventKind(Enum):
     """How events of one category and name are read."""
 
     SKIPPED = 0
-    """Not at all."""
+    """It is not parsed."""
     EVENT = 1
-    """Parsed as a whole."""
+    """It is parsed as a whole."""
     RANGE = 2
-    """Parsed only on threads that issue collectives."""
+    """It is parsed only on threads that issue collectives."""
     KERNEL = 3
-    """Parsed as a whole if it is described as a collective; else only its device and time."""
+    """It is parsed as a whole if it is described as a collective; else only its device and time are."""
     LAUNCH = 4
-    """Parsed only if it launched a kernel that communicates."""
+    """It is parsed only if it launched a kernel that communicates."""
 
 
 class EventKinds(dict[bytes, EventKind]):
     """{text of an event between ``"ph":`` and ``"pid"``: its kind}; each distinct text is examined once.
+
+    A text that is not in the usual form, with a name as its second or third value, is of kind `EventKind.EVENT`.
 
     Attributes:
         categories: Categories of all events that were looked up.
@@ -63,6 +62,7 @@ class EventKinds(dict[bytes, EventKind]):
 
 
 def _kind_of(category: str, name: str) -> EventKind:
+    """Return the kind of an event. Ranges come first: `is_kept` is true of them too."""
     if name.startswith(_RANGES):
         return EventKind.RANGE
     if is_kept(category, name):
@@ -78,7 +78,10 @@ def is_launch(category: str, name: str) -> bool:
 
 
 def is_kept(category: str, name: str) -> bool:
-    """Return True if an event is about communication, or is a range of the program."""
+    """Return True if an event is about communication, or is a range of the program.
+
+    `execution_trace` and `profiler_file` ask this of events that they have parsed.
+    """
     if name.startswith((*_NAMES, *_RANGES)) or category.endswith("user_annotation"):
         return True
     return (is_kernel(category) and is_communication(name)) or (category in _OP_CATEGORIES and is_library_op(name))

@@ -21,6 +21,7 @@ _OPS = {
     "allgather_base": "all_gather",
     "all_gather_single": "all_gather",
     "all_gather_v": "all_gather",
+    "allgatherv": "all_gather",
     "all_gather_into_tensor_coalesced": "all_gather",
     "allgather_into_tensor_coalesced": "all_gather",
     "allgather_coalesced": "all_gather",
@@ -34,7 +35,6 @@ _OPS = {
     "reduce_scatter_coalesced": "reduce_scatter",
     "reducescatter": "reduce_scatter",
     "reduce_scatter_base": "reduce_scatter",
-    "allgatherv": "all_gather",
     "all2all": "all_to_all",
     "all_to_all": "all_to_all",
     "alltoall": "all_to_all",
@@ -76,25 +76,11 @@ _DTYPES = {
     "float8e4m3": "float8_e4m3fn",
     "float8e5m2": "float8_e5m2",
 }
-
-
-@cache
-def plain_op(name: str) -> str:
-    """Return the plain name of an op: ``all_gather`` for ``_all_gather_base``, ``unknown:…`` for an unknown one."""
-    return _OPS.get(name) or _OPS.get(name.lower()) or f"unknown:{name}"
-
-
-@cache
-def plain_dtype(name: str) -> str:
-    """Return torch's name of a dtype: ``float32`` for ``Float``, ``float``, ``torch.float32`` or ``ncclFloat32``."""
-    plain = name.removeprefix("torch.").removeprefix("c10::").removeprefix("nccl").lower()
-    return _DTYPES.get(plain, plain)
-
-
-_REDUCED = re.compile(
+_REDUCED_DTYPE = re.compile(
     r"_(?:Sum|Prod|Max|Min|MinMax|PreMulSum|SumPostDiv|Avg)_(\w+?)(?:_(?:RING|TREE|LL|SIMPLE|COLLNET|NVLS|PAT).*)?$"
 )
-_IN_KERNELS = {
+"""Matches the dtype in the name of an NCCL kernel, after the reduction."""
+_KERNEL_DTYPES = {
     "float": "float32",
     "f32": "float32",
     "half": "float16",
@@ -123,10 +109,23 @@ _IN_KERNELS = {
 
 
 @cache
+def plain_op(name: str) -> str:
+    """Return the plain name of an op: ``all_gather`` for ``_all_gather_base``, ``unknown:…`` for an unknown one."""
+    return _OPS.get(name) or _OPS.get(name.lower()) or f"unknown:{name}"
+
+
+@cache
+def plain_dtype(name: str) -> str:
+    """Return torch's name of a dtype: ``float32`` for ``Float``, ``float``, ``torch.float32`` or ``ncclFloat32``."""
+    plain = name.removeprefix("torch.").removeprefix("c10::").removeprefix("nccl").lower()
+    return _DTYPES.get(plain, plain)
+
+
+@cache
 def dtype_in_kernel(name: str) -> str:
     """Return the dtype that an NCCL kernel reduces: ``float32`` for ``ncclKernel_AllReduce_RING_LL_Sum_float``.
 
     Empty if the name does not tell it: kernels that only move bytes are all named after ``int8_t``.
     """
-    match = _REDUCED.search(name)
-    return _IN_KERNELS.get(match[1], "") if match and "reduce" in name.lower() else ""
+    match = _REDUCED_DTYPE.search(name) if "reduce" in name.lower() else None
+    return _KERNEL_DTYPES.get(match[1], "") if match else ""

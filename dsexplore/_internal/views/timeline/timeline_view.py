@@ -73,7 +73,7 @@ class TimelineView(View):
     @property
     def _skew(self) -> Skew | None:
         """Skew of the ranks; None if the lanes are not ranks, or if no times were measured."""
-        return self._timeline.drawn.who_waits()
+        return self._timeline.drawn.rank_skew()
 
     @cached_property
     def _stages(self) -> Timeline | None:
