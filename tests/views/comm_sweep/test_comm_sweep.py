@@ -67,6 +67,8 @@ def test_the_explorer_shows_the_point_that_was_clicked(sweep: CommSweep) -> None
 def test_a_calibration_shows_points_over_what_was_predicted(sweep: CommSweep, tmp_path: Path) -> None:
     calibration = calibrated(sweep, Cluster.load("gloo-local"))
     assert "times what gloo-local predicts." in str(calibration._repr_mimebundle_()["text/plain"])
+    with pytest.raises(UsageError, match="send"):
+        calibration.figure(op="send")
     figure = calibration.figure(op="broadcast")
     assert [line.name for line in figure.data] == [
         "range by gloo-local",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ from dsexplore._internal.comm.sweeps.bandwidth import bandwidth
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepPoint
 from dsexplore._internal.cost.collectives.calibrate import Calibration
 from dsexplore._internal.cost.collectives.collective_duration import collective_time
+from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes
 from dsexplore._internal.views.page.charts import DASHES, themed
 from dsexplore._internal.views.page.theme import FIGURE_TEXT, SHADE, op_mark
 
 KINDS = ("busbw", "algbw", "time")
 """Kinds of figure: quantities by message size."""
+_MOST_TICKS = 8
 _AXES = {"busbw": "bus bandwidth, GB/s", "algbw": "algorithm bandwidth, GB/s", "time": "time of a call, µs"}
 
 
@@ -75,11 +78,17 @@ def point_text(sweep: CommSweep, point: SweepPoint) -> str:
 
 
 def calibration_figure(calibration: Calibration, op: str) -> Any:
-    """Return measured times of one op over those that the base cluster's file predicted, by message size."""
+    """Return measured times of one op over those that the base cluster's file predicted, by message size.
+
+    Raises:
+        UsageError: the sweep has no times of the op.
+    """
     import plotly.graph_objects as go
 
     sweep, here = calibration.sweep, calibration.sweep.conditions
     points = sweep.points_of(op)
+    if not points:
+        raise UsageError(f"op {op!r} was not measured: choose one of {', '.join(sweep.ops)}")
     sizes = [point.message_bytes for point in points]
     predicted = [collective_time(op, size, here.ranks, here.ranks_per_node, calibration.base) for size in sizes]
     figure = go.Figure()
@@ -115,7 +124,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
 def _message_bytes_axis(figure: Any, kind: str, sweep: CommSweep) -> Any:
     """Set the axes of a figure to message bytes and to the quantity ``kind``, and return the figure."""
     every = sorted({point.message_bytes for point in sweep.points})
-    ticks = every[:: max(1, len(every) // 8)]
+    ticks = every[:: max(1, math.ceil(len(every) / _MOST_TICKS))]
     figure.update_xaxes(
         title="message bytes", type="log", tickvals=ticks, ticktext=[format_bytes(size) for size in ticks]
     )

@@ -75,9 +75,9 @@ def _columns(lines: list[Line]) -> list[Column]:
     longest = max(line.total for line in lines)
     return [
         text("op", lambda line: html.name(shown_name(line))),
-        replace(text("layer", lambda line: html.name(line.layer)), if_varied=True),
-        replace(text("group", lambda line: html.name(line.group.name)), if_varied=True),
-        Column("ranks", lambda line: str(line.group.size), if_varied=True),
+        replace(text("layer", lambda line: html.name(line.layer)), hides_if_constant=True),
+        replace(text("group", lambda line: html.name(line.group.name)), hides_if_constant=True),
+        Column("ranks", lambda line: str(line.group.size), hides_if_constant=True),
         Column("message", lambda line: format_bytes(line.message_bytes) if line.message_bytes else "–"),
         Column("calls", lambda line: f"{line.count:,}"),
         text("", lambda line: _bar(line.total / longest) if line.timed and longest else ""),
