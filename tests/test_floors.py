@@ -54,8 +54,8 @@ FLOORS = (
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONE_DOOR = {("display", "views"), ("sharding", "aio"), ("trace", "analysis"), ("trace", "cost"), ("trace", "views")}
 """`display` imports from above when something is shown; `Trace` names the types of what its methods return, which it
-calls by the table in `trace/passes.py`, and which a test keeps to type checkers; `Sharding.checkpoint` asks `aio` about
-a disk."""
+calls by the table in `trace/analyses.py`, and which a test keeps to type checkers; `Sharding.checkpoint` asks `aio`
+about a disk."""
 ROOT = "__init__"
 WITH_CIRCLES: set[str] = set()
 """Rooms whose modules still import each other in a circle; a room leaves this list with its last circle."""

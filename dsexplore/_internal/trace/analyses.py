@@ -1,16 +1,20 @@
-"""The methods of `Trace` that analyze it: sums, skew, findings, timelines, predictions."""
+"""The methods of `Trace` that analyze it: sums, skew, findings, timelines, predictions.
+
+Analyses are on a floor above traces, as views are. Like ``display.py`` for the views, `PASSES` is the only place in
+`trace` that names their modules; each is imported when it is called.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
 from dsexplore._internal.display import Displayable
 from dsexplore._internal.trace import schema
-from dsexplore._internal.trace.passes import run_pass
 from dsexplore._internal.trace.tables import Tables
-from dsexplore._internal.trace.totals import totals
+from dsexplore._internal.trace.unknown_sizes import known_sum
 from dsexplore._internal.trace.unmatched import unmatched
 
 if TYPE_CHECKING:
@@ -22,6 +26,50 @@ if TYPE_CHECKING:
     from dsexplore._internal.analysis.world_map import WorldMap
     from dsexplore._internal.cost.cluster import HardwareLike
     from dsexplore._internal.cost.step.prediction import Prediction
+
+PASSES = {
+    # the method of Trace: the function of Tables that it calls
+    "findings": "dsexplore._internal.analysis.findings.all_rules:findings",
+    "skew": "dsexplore._internal.analysis.skew:skew",
+    "io_waits": "dsexplore._internal.analysis.io_waits:io_waits",
+    "headline": "dsexplore._internal.analysis.headline:Headline",
+    "world_map": "dsexplore._internal.analysis.make_world_map:world_map",
+    "predicted_world_map": "dsexplore._internal.cost.step.predicted_map:predicted_world_map",
+    "predict": "dsexplore._internal.cost.step.prediction:predict",
+    "parameter_history": "dsexplore._internal.analysis.parameter_history:parameter_history",
+    "timeline": "dsexplore._internal.analysis.step_timeline:timeline_of",
+    "predicted_timeline": "dsexplore._internal.cost.step.predicted_timeline:predicted_timeline",
+    # the methods of TraceDiff, with the other trace's Tables as ``after``
+    "diff headline": "dsexplore._internal.analysis.plan_difference:plan_difference",
+    "diff numerics": "dsexplore._internal.analysis.numeric_difference:numeric_difference",
+    "diff timeline": "dsexplore._internal.analysis.joint_timeline:joint_timeline",
+}
+
+
+def run_pass(name: str, tables: Tables, **options: Any) -> Any:
+    """Import and call the function of `PASSES` with that name."""
+    module, _, function = PASSES[name].partition(":")
+    return getattr(import_module(module), function)(tables, **options)
+
+
+def totals(tables: Tables, *keys: str) -> pl.DataFrame:
+    """Return ``count``, ``message_bytes`` and ``wire_bytes`` grouped by the columns `keys`, the largest first.
+
+    The sums are over all ranks of the trace, and include the ranks that a rank represents. Collectives of unknown size
+    are counted, but not in sums of bytes; these are null where no size is known.
+    """
+    times = pl.lit(1, pl.Int64)
+    if tables.info.stands_for:
+        times = pl.col("rank").replace_strict(dict(tables.info.weights), default=1, return_dtype=pl.Int64)
+    return (
+        tables.events.with_columns(times.alias("times"))
+        .group_by(*keys, maintain_order=True)
+        .agg(
+            pl.col("times").sum().alias("count"),
+            *(known_sum(pl.col(size) * pl.col("times")).alias(size) for size in ("message_bytes", "wire_bytes")),
+        )
+        .sort("message_bytes", "count", *keys, descending=[True, True, *(False for _ in keys)], nulls_last=True)
+    )
 
 
 class Analyses(Displayable):

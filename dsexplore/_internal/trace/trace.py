@@ -14,11 +14,10 @@ from dsexplore._internal.display import Displayable, OptionsOfView
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.signatures import names_arguments, with_options
 from dsexplore._internal.trace import files, schema
-from dsexplore._internal.trace.analyses import Analyses
+from dsexplore._internal.trace.analyses import Analyses, run_pass
 from dsexplore._internal.trace.diff import compare
 from dsexplore._internal.trace.exports import write_csv, write_perfetto
 from dsexplore._internal.trace.merge import merge_as_they_come, merge_modules
-from dsexplore._internal.trace.passes import run_pass
 from dsexplore._internal.trace.select import check_names, select
 from dsexplore._internal.trace.steps import StepMarks
 from dsexplore._internal.trace.tables import Tables, TraceInfo

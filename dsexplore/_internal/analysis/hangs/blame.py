@@ -6,7 +6,7 @@ Each rule is a function, and a `Kind` has its name. First:
 
 If no rank waits in a recorded call:
 
-1. ``_outside``: ranks that ended while others are in ``new_group`` or at a store; ranks that a signal ended or that
+1. ``_elsewhere``: ranks that ended while others are in ``new_group`` or at a store; ranks that a signal ended or that
    torch's own error names; otherwise ranks in other code than most.
 
 If one of these two applies, no other rule is tried, as the rank that others wait for is not the cause:
@@ -23,7 +23,7 @@ Then the first of these rules that names culprits; if none does, the first that 
 8. ``_behind``: ranks in the same calls as a rank that waits for them and went on past them.
 9. ``_circle``: ranks that wait for each other.
 10. ``_unmet``: both ends of a message that do not match.
-11. ``_device``: ranks whose device does not begin or end a collective that all have issued.
+11. ``_device``: ranks whose device does not start or end a collective that all have issued.
 
 If none of these applies:
 
@@ -38,10 +38,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dsexplore._internal.analysis.hangs.expected_calls import last_together
 from dsexplore._internal.analysis.hangs.hang_evidence import HangEvidence
 from dsexplore._internal.analysis.hangs.misdirected import misdirected
 from dsexplore._internal.analysis.hangs.mismatches import Mismatch, mismatches, signature, torn_message
-from dsexplore._internal.analysis.hangs.odd_ranks import stopped_unseen, went_past
+from dsexplore._internal.analysis.hangs.outvoted_ranks import stopped_unseen, went_past
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore._internal.analysis.hangs.rank_places import culprits_by_place, outnumbered
 from dsexplore._internal.analysis.hangs.unlike_groups import unlike_groups
@@ -49,7 +50,7 @@ from dsexplore._internal.analysis.hangs.wavefront import Wavefront
 
 Kind = Literal[
     "none",
-    "outside",
+    "elsewhere",
     "misdirected",
     "unlike_groups",
     "extra",
@@ -95,7 +96,7 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
         return torn
     if not job.waiting:
         untold = tuple(sorted(rank for rank, calls in job.ranks.items() if not calls.tells_whether_it_waits))
-        return _outside(job) or (Blame("unknown", suspects=untold) if untold else Blame("none"))
+        return _elsewhere(job) or (Blame("unknown", suspects=untold) if untold else Blame("none"))
     all_mismatches = mismatches(job) if mismatched is None else mismatched
     evidence = HangEvidence(job, front, [mismatch for mismatch in all_mismatches if mismatch.is_harmful])
     alone = _misdirected(evidence) or _unlike_groups(evidence)
@@ -123,10 +124,10 @@ def _torn_message(job: JobCalls) -> Blame | None:
     return None if message is None else Blame("unmet", suspects=_ascending(message.calls), instances=(message,))
 
 
-def _outside(job: JobCalls) -> Blame | None:
-    """Blame ranks outside all recorded calls."""
+def _elsewhere(job: JobCalls) -> Blame | None:
+    """Blame ranks that are elsewhere in the program than those that wait for them."""
     found = culprits_by_place(job)
-    return None if found is None else Blame("outside", culprits=found.culprits, suspects=found.suspects)
+    return None if found is None else Blame("elsewhere", culprits=found.culprits, suspects=found.suspects)
 
 
 def _misdirected(evidence: HangEvidence) -> Blame | None:
@@ -136,10 +137,10 @@ def _misdirected(evidence: HangEvidence) -> Blame | None:
     if missed is None:
         return None
     instances = (job.instance_of(missed.sent), job.instance_of(missed.received))
-    if missed.odd is None:
+    if missed.culprit is None:
         suspects = _ascending((missed.sent.rank, missed.received.rank))
         return Blame("misdirected", suspects=suspects, instances=instances)
-    return Blame("misdirected", culprits=(missed.odd,), instances=instances)
+    return Blame("misdirected", culprits=(missed.culprit,), instances=instances)
 
 
 def _unlike_groups(evidence: HangEvidence) -> Blame | None:
@@ -151,8 +152,10 @@ def _unlike_groups(evidence: HangEvidence) -> Blame | None:
     unlike = unlike_groups(evidence.job, [calls[0] for calls in front.heads.values()], evidence.idle)
     if unlike is None:
         return None
-    suspects = () if unlike.odd else _ascending({*unlike.makers, *(call.rank for call in unlike.calls)})
-    return Blame("unlike_groups", unlike.odd, suspects, evidence.instances_of(unlike.calls))
+    suspects = () if unlike.minority else _ascending({*unlike.makers, *(call.rank for call in unlike.calls)})
+    return Blame(
+        "unlike_groups", culprits=unlike.minority, suspects=suspects, instances=evidence.instances_of(unlike.calls)
+    )
 
 
 def _extra(evidence: HangEvidence) -> Iterator[Blame]:
@@ -168,7 +171,7 @@ def _extra(evidence: HangEvidence) -> Iterator[Blame]:
     instances = (*evidence.instances_without(sorted(absent)), *evidence.died.values())
     calls = [next(iter(instance.calls.values())) for instance in instances]
     if not any(evidence.expected.is_expected(rank, call) for call in calls for rank in absent):
-        yield Blame("extra", tuple(waiting), instances=instances)
+        yield Blame("extra", culprits=tuple(waiting), instances=instances)
 
 
 def _missing(evidence: HangEvidence) -> Iterator[Blame]:
@@ -193,7 +196,13 @@ def _missing(evidence: HangEvidence) -> Iterator[Blame]:
         *front.overtaken,  # their call has ended on other ranks
     }
     first = next((mismatch for mismatch in evidence.harmful if mismatch.minority), None)
-    yield Blame("missing", _ascending(culprits), _ascending(unseen - culprits), instances, mismatch=first)
+    yield Blame(
+        "missing",
+        culprits=_ascending(culprits),
+        suspects=_ascending(unseen - culprits),
+        instances=instances,
+        mismatch=first,
+    )
 
 
 def _mismatch(evidence: HangEvidence) -> Iterator[Blame]:
@@ -206,28 +215,20 @@ def _mismatch(evidence: HangEvidence) -> Iterator[Blame]:
         calls = instance.calls.values()
         differ_in_sum = len(set(map(signature, calls))) == 1
         if not culprits and not differ_in_sum:
-            before = _last_together(evidence.job, instance)
-            odd = evidence.expected.unheard_of(calls) or evidence.expected.deviating(calls, before)
-            culprits = set(odd) if len(odd) < len(instance.calls) else set()
+            before = last_together(evidence.job, instance)
+            unusual = evidence.expected.unheard_of(calls) or evidence.expected.deviating(calls, before)
+            culprits = set(unusual) if len(unusual) < len(instance.calls) else set()
         suspects = () if culprits else _ascending(rank for ranks in mismatch.classes for rank in ranks)
-        yield Blame("mismatch", _ascending(culprits), suspects, (instance,), mismatch)
-
-
-def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
-    """Return {rank: position after its last call in the same group before `instance`}; 0 if there is none."""
-    before: dict[int, int] = {}
-    for rank, call in instance.calls.items():
-        in_group = (other for other in job.ranks[rank].calls if other.group == call.group and not other.is_message)
-        earlier = [other.position for other in in_group]
-        before[rank] = max((position for position in earlier if position < call.position), default=-1) + 1
-    return before
+        yield Blame(
+            "mismatch", culprits=_ascending(culprits), suspects=suspects, instances=(instance,), mismatch=mismatch
+        )
 
 
 def _overtaken(evidence: HangEvidence) -> Iterator[Blame]:
     """Blame ranks whose call in flight has ended elsewhere: all ranks have come, so its device stopped it."""
     overtaken = evidence.front.overtaken
     if overtaken:
-        yield Blame("overtaken", _ascending(overtaken), instances=tuple(overtaken.values()))
+        yield Blame("overtaken", culprits=_ascending(overtaken), instances=tuple(overtaken.values()))
 
 
 def _behind(evidence: HangEvidence) -> Iterator[Blame]:
@@ -235,7 +236,8 @@ def _behind(evidence: HangEvidence) -> Iterator[Blame]:
     behind = sorted(_passed_ranks(evidence))
     if behind:
         instances = evidence.instances_without(behind)
-        yield Blame("behind", tuple(behind), _ascending(evidence.unseen_in(instances)), instances)
+        unseen = _ascending(evidence.unseen_in(instances))
+        yield Blame("behind", culprits=tuple(behind), suspects=unseen, instances=instances)
 
 
 def _passed_ranks(evidence: HangEvidence) -> set[int]:
@@ -267,7 +269,7 @@ def _place(call: RankCall) -> tuple[str, ...]:
 
 
 def _circle(evidence: HangEvidence) -> Iterator[Blame]:
-    """Blame the odd ranks of a circle, by the first of four comparisons that separates some from the rest.
+    """Blame some ranks of a circle, by the first of four comparisons that separates them from the others.
 
     They made a group of other ranks than most; they called another group than most, if all are in both; they called
     more or fewer collectives of a group before the next one than most; or their call differs from earlier steps.
@@ -275,15 +277,20 @@ def _circle(evidence: HangEvidence) -> Iterator[Blame]:
     job, front = evidence.job, evidence.front
     for circle in front.circles:
         heads = [front.heads[rank][0] for rank in sorted(circle)]
-        odd = (
+        different = (
             _made_otherwise(front, circle)
             or _outvoted(heads, circle)
             or went_past(job, front, circle)
             or evidence.expected.deviating(heads)
         )
-        is_part = bool(odd) and len(odd) < len(circle)
-        culprits, suspects = (odd, ()) if is_part else ((), circle)
-        yield Blame("circle", _ascending(culprits), _ascending(suspects), evidence.instances_of(heads))
+        is_part = bool(different) and len(different) < len(circle)
+        culprits, suspects = (different, ()) if is_part else ((), circle)
+        yield Blame(
+            "circle",
+            culprits=_ascending(culprits),
+            suspects=_ascending(suspects),
+            instances=evidence.instances_of(heads),
+        )
 
 
 def _made_otherwise(front: Wavefront, circle: set[int]) -> set[int]:
@@ -317,7 +324,7 @@ def _unmet(evidence: HangEvidence) -> Iterator[Blame]:
 
 
 def _device(evidence: HangEvidence) -> Iterator[Blame]:
-    """Blame ranks whose device has not begun, or not ended, a collective that other devices have.
+    """Blame ranks whose device has not started, or not ended, a collective that other devices have.
 
     Only collectives count that all ranks are in, or all ranks with a record. If all ranks are in it, a minority that
     has not issued the next call is blamed too.
@@ -326,7 +333,7 @@ def _device(evidence: HangEvidence) -> Iterator[Blame]:
         if instance.id not in evidence.parted:
             yield _blame_devices(evidence, instance)
     for instance in evidence.front.for_unseen:
-        blamed = _not_begun(evidence.job, instance)
+        blamed = _not_started(evidence.job, instance)
         if blamed is not None:
             yield blamed
 
@@ -334,30 +341,30 @@ def _device(evidence: HangEvidence) -> Iterator[Blame]:
 def _blame_devices(evidence: HangEvidence, instance: Instance) -> Blame:
     """Return the blame for a collective that all ranks are in: the ranks whose devices differ from most."""
     front, pending = evidence.front, {call.rank for call in instance.pending}
-    if any(call.state == "started" for call in instance.pending) and (blamed := _not_begun(evidence.job, instance)):
+    if any(call.state == "started" for call in instance.pending) and (blamed := _not_started(evidence.job, instance)):
         return blamed
     half = len(instance.calls) // 2
     not_ended = pending if len(pending) < len(instance.calls) else set()
     without_next = pending & front.awaited.keys()
-    odd = next((ranks for ranks in (not_ended, without_next) if ranks and len(ranks) <= half), set())
-    if odd:
-        return Blame("device", _ascending(odd), instances=(instance,))
+    minority = next((ranks for ranks in (not_ended, without_next) if ranks and len(ranks) <= half), set())
+    if minority:
+        return Blame("device", culprits=_ascending(minority), instances=(instance,))
     unseen = front.unseen if instance.id.group in evidence.job.unlisted else set()
     return Blame("device", suspects=_ascending({*instance.calls, *unseen}), instances=(instance,))
 
 
-def _not_begun(job: JobCalls, instance: Instance) -> Blame | None:
+def _not_started(job: JobCalls, instance: Instance) -> Blame | None:
     """Return the blame for ranks whose device has not started a collective that it could start.
 
     Returns:
         The blame; None if the devices of all pending ranks started it, or if device starts are not recorded.
     """
-    begun = {call.rank for call in instance.pending if call.state == "started"}
-    others = _ascending({call.rank for call in instance.pending} - begun)
-    if not others or not job.has_begins:
+    started = {call.rank for call in instance.pending if call.state == "started"}
+    others = _ascending({call.rank for call in instance.pending} - started)
+    if not others or not job.has_starts:
         return None
-    if begun or len(others) == 1:
-        return Blame("device", others, instances=(instance,))
+    if started or len(others) == 1:
+        return Blame("device", culprits=others, instances=(instance,))
     return Blame("device", suspects=others, instances=(instance,))
 
 
@@ -375,7 +382,7 @@ def _no_evidence(evidence: HangEvidence) -> Blame | None:
     instances = evidence.instances_without(unknown)
     if len(unknown) > len(evidence.job.ranks) - len(front.unseen):
         return Blame("no_evidence", suspects=tuple(unknown), instances=instances)
-    return Blame("no_evidence", _ascending({*unknown, *_passed_ranks(evidence)}), instances=instances)
+    return Blame("no_evidence", culprits=_ascending({*unknown, *_passed_ranks(evidence)}), instances=instances)
 
 
 _RULES: tuple[Callable[[HangEvidence], Iterator[Blame]], ...] = (

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from dsexplore._internal.analysis.hangs.rank_calls import JobCalls, RankCall
+from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 
 Place = tuple[int, int]
 """(rank, index of a call in its text)."""
@@ -37,13 +37,13 @@ class ExpectedCalls:
         voters = self._members(judged)
         places = {(call.rank, self._places[call.rank][call.position]) for call in judged}
         unique = self._unique_messages(places)
-        odd_ranks = set()
+        unexpected = set()
         for call in judged:
             first = (begins or {}).get(call.rank, call.position)
             checked = [at for position, at in self._places[call.rank].items() if first <= position <= call.position]
             if any(self._is_unexpected(call.rank, at, places, unique, voters) for at in checked):
-                odd_ranks.add(call.rank)
-        return odd_ranks
+                unexpected.add(call.rank)
+        return unexpected
 
     def unheard_of(self, calls: Iterable[RankCall]) -> set[int]:
         """Return the ranks whose call no rank makes in other groups of the kind; empty if that holds for all calls."""
@@ -176,3 +176,13 @@ class ExpectedCalls:
             for rank, calls_of_rank in self._job.ranks.items()
             if calls_of_rank.has_evidence
         }
+
+
+def last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
+    """Return {rank: position after its last call in the same group before `instance`}; 0 if there is none."""
+    before: dict[int, int] = {}
+    for rank, call in instance.calls.items():
+        in_group = (other for other in job.ranks[rank].calls if other.group == call.group and not other.is_message)
+        earlier = [other.position for other in in_group]
+        before[rank] = max((position for position in earlier if position < call.position), default=-1) + 1
+    return before

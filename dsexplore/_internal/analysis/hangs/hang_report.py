@@ -78,7 +78,7 @@ def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
     """
     if blamed.kind == "none":
         return "none"
-    if blamed.kind in ("missing", "behind", "no_evidence", "outside"):
+    if blamed.kind in ("missing", "behind", "no_evidence", "elsewhere"):
         return _missing_reason(job, blamed)
     if blamed.kind == "extra":
         return "other collective"
@@ -99,7 +99,7 @@ def _missing_reason(job: JobCalls, blamed: Blame) -> Reason:
     for how in _HOW:
         if how in ends:
             return how
-    if blamed.kind == "outside":
+    if blamed.kind == "elsewhere":
         return "outside a collective"
     is_elsewhere = any(calls.stack and not calls.pending for calls in accused)
     return "outside a collective" if is_elsewhere else "did not come"

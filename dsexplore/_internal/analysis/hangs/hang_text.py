@@ -46,7 +46,7 @@ def verdict(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mism
         return f"nothing hangs: no rank waits, all {ended:,} recorded calls ended"
     if not job.waiting and blame.kind == "unknown":
         return _untold_text(job, blame)
-    if blame.kind == "outside":
+    if blame.kind == "elsewhere":
         return _ranks_outside_text(job, blame)
     if blame.kind in ("missing", "behind", "no_evidence"):
         return "; ".join([_missing_text(job, front, blame), *lines_text(blame, parted)])

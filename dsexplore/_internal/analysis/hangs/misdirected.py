@@ -4,7 +4,7 @@ Gloo's sends end when the receive is called, so both ranks wait. The ranks that 
 
 Worked example: in each step rank 0 sends to rank 1, which receives from rank 0. In step 4 rank 1 receives from rank 2.
 Rank 0 waits in its send, rank 1 in its receive, and rank 2, which never sends to rank 1, in the barrier that follows.
-Rank 1 received from rank 0 at this line before, so rank 1 is the odd one.
+Rank 1 received from rank 0 at this line before, so rank 1 names a wrong peer now.
 
 Without earlier messages, rank 2 may have omitted a send, or rank 1 may name a wrong rank.
 """
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 
 _USUAL = 2
-"""Number of earlier messages with one peer from which on another peer is odd; a loop over peers has one with each."""
+"""Fewest earlier messages with one peer that make another peer unusual; a loop over peers has one with each."""
 
 
 class Misdirected(NamedTuple):
@@ -25,7 +25,7 @@ class Misdirected(NamedTuple):
 
     sent: RankCall
     received: RankCall
-    odd: int | None
+    culprit: int | None
     """The rank whose peer differs from that of earlier calls at this line; None if earlier calls do not show it."""
 
 
@@ -39,13 +39,13 @@ def misdirected(job: JobCalls, heads: Iterable[RankCall]) -> Misdirected | None:
     alone = [call for call in heads if call.pair is not None and _is_alone(job.instance_of(call), call)]
     pairs = [(sent, received) for sent in alone for received in alone if _could_be_a_message(sent, received)]
     for sent, received in pairs:
-        odd = [call for call in (received, sent) if _has_left_usual_peer(job, call)]
-        if len(odd) == 1:
-            return Misdirected(sent, received, odd[0].rank)
+        unusual = [call for call in (received, sent) if _has_left_usual_peer(job, call)]
+        if len(unusual) == 1:
+            return Misdirected(sent, received, culprit=unusual[0].rank)
     for sent, received in pairs:
         third = next(iter({*_ends(sent), *_ends(received)} - {sent.rank, received.rank}))
         if _is_first(job, sent) and _is_first(job, received) and _has_gone_on(job, third):
-            return Misdirected(sent, received, None)
+            return Misdirected(sent, received, culprit=None)
     return None
 
 

@@ -287,7 +287,7 @@ class JobCalls:
         return by_id
 
     @cached_property
-    def has_begins(self) -> bool:
+    def has_starts(self) -> bool:
         """True if starts on devices are recorded, which the flight recorder does if torch measures times."""
         return any(call.state == "started" for calls_of_rank in self.ranks.values() for call in calls_of_rank.pending)
 

@@ -5,7 +5,7 @@ The groups that the others have created show which ranks it waits for.
 
 Worked example: rank 1 creates a group of ranks 0 and 1 where ranks 0 and 2 create it with all three. Rank 0 waits in
 the group of three, rank 1 in that of two, and rank 2 is still in ``new_group``. Rank 2 is a member of the first group
-only, so two ranks create it with three members, and rank 1 is the odd one. If rank 0 is in ``new_group`` as well,
+only, so two ranks create it with three members, and rank 1 is the minority. If rank 0 is in ``new_group`` as well,
 rank 1 is the only one that went on.
 """
 
@@ -28,17 +28,18 @@ class UnlikeGroups(NamedTuple):
     """The calls that wait in it, one per rank."""
     makers: dict[int, RankPlace]
     """Ranks that are inside ``new_group``, each with its place."""
-    odd: tuple[int, ...]
-    """The minority; empty if both sides are equally many."""
+    minority: tuple[int, ...]
+    """The ranks that differ from most; empty if both sides have equally many ranks."""
 
 
 def makers(job: JobCalls) -> dict[int, RankPlace]:
     """Return the running ranks that are inside ``new_group``, each with its place."""
-    places = {rank: RankPlace.of(calls.stack) for rank, calls in job.ranks.items() if _may_stand(job, rank)}
+    places = {rank: RankPlace.of(calls.stack) for rank, calls in job.ranks.items() if _may_be_inside(job, rank)}
     return {rank: place for rank, place in places.items() if place.call == NEW_GROUP}
 
 
-def _may_stand(job: JobCalls, rank: int) -> bool:
+def _may_be_inside(job: JobCalls, rank: int) -> bool:
+    """Return True if a rank runs, is in no recorded call, and its stack is known."""
     calls = job.ranks[rank]
     return bool(calls.stack) and calls.end is None and not calls.pending
 
@@ -76,7 +77,7 @@ def _find_contradiction(waiting: list[RankCall], places: dict[int, RankPlace]) -
             possible = [group for group in sides if rank in group.ranks]
             if len(possible) == 1:
                 votes[possible[0]].add(rank)
-        return UnlikeGroups(tuple(calls), places, tuple(sorted(outnumbered(votes.values()))))
+        return UnlikeGroups(calls=tuple(calls), makers=places, minority=tuple(sorted(outnumbered(votes.values()))))
     return None
 
 
@@ -87,5 +88,5 @@ def _find_unfinished(job: JobCalls, waiting: list[RankCall], places: dict[int, R
     called = {call.group for rank in places for call in job.ranks[rank].calls}
     if any(call.group in called or call.number > 1 for call in waiting):
         return None
-    odd = sorted(call.rank for call in waiting) if len(places) > len(waiting) else []
-    return UnlikeGroups(tuple(waiting), places, tuple(odd))
+    minority = sorted(call.rank for call in waiting) if len(places) > len(waiting) else []
+    return UnlikeGroups(calls=tuple(waiting), makers=places, minority=tuple(minority))

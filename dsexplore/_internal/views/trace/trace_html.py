@@ -10,9 +10,9 @@ from dsexplore._internal.analysis.step_timeline import timeline_of
 from dsexplore._internal.analysis.traffic import listed
 from dsexplore._internal.analysis.unnamed_axes import naming_notes
 from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.trace.analyses import totals
 from dsexplore._internal.trace.steps import in_steps
 from dsexplore._internal.trace.tables import Tables
-from dsexplore._internal.trace.totals import totals
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.trace.unknown_sizes import format_sum
 from dsexplore._internal.units import format_bytes, format_count

@@ -1,4 +1,4 @@
-"""Finds odd ranks by the calls of other ranks: ranks without a record, and ranks with an odd number of calls.
+"""Finds ranks to blame by the calls of others: ranks without a record, and ranks that issued more or fewer calls.
 
 *Ranks without a record* left no file or an empty one. Such a rank may itself wait for a third one. All ranks run one
 program, so it had to make the same calls, in its own groups, as a waiting rank made before the collective in which it
@@ -12,7 +12,7 @@ of (2, 3) ended: rank 2 completed it, and did not reach (0, 2).
 
 Worked example: ranks 0 and 1 reduce 32 times in their pair before all ranks reduce together. Rank 1 skipped one, and
 waits in the collective of all ranks; rank 0 waits in the pair's 32nd for rank 1. Ranks 2 to 15, in pairs of the same
-kind, have called 32 too, so rank 1 is the odd one. Had they called 31, rank 0 would be.
+kind, have called 32 too, so rank 1 is outvoted. Had they called 31, rank 0 would be.
 
 A dump of active calls alone does not show how many came before. But each call is numbered among all that its rank
 recorded: the collective of all ranks is call 41 of ranks 0 and 2 to 15, and call 40 of rank 1.
@@ -104,23 +104,23 @@ def went_past(job: JobCalls, front: Wavefront, circle: set[int]) -> set[int]:
         circle: ranks that wait for one another.
     """
     kinds = {call.group: call.kind for rank_calls in job.ranks.values() for call in rank_calls.calls}
-    odd_ranks: set[int] = set()
+    outvoted: set[int] = set()
     for instance in {awaited.id: awaited for rank in circle for awaited in front.awaited.get(rank, ())}.values():
         kind = kinds[instance.id.group]
         for rank in circle.intersection(instance.absent):
             head = front.heads[rank][0]
             ahead = [call.rank for call in instance.calls.values() if _comes_before(call, job.instance_of(head))]
             if ahead:
-                odd = _outvoted_rank(_numbers_before(job, head, kind, kinds), rank, ahead[0])
-                if odd is None:
-                    odd = recorded_otherwise(job, head, rank, ahead[0])
-                if odd is not None:
-                    odd_ranks.update([rank] if odd == rank else ahead)
-    return odd_ranks
+                found = _outvoted_rank(_numbers_before(job, head, kind, kinds), rank, ahead[0])
+                if found is None:
+                    found = recorded_otherwise(job, head, rank, ahead[0])
+                if found is not None:
+                    outvoted.update([rank] if found == rank else ahead)
+    return outvoted
 
 
 def recorded_otherwise(job: JobCalls, place: RankCall, behind: int, ahead: int) -> int | None:
-    """Return which of two ranks issued an odd number of calls before a collective, by vote of their replicas.
+    """Return which of two ranks issued other calls before a collective than most of their replicas did.
 
     Args:
         job: the evidence of all ranks.
