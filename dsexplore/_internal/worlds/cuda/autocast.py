@@ -112,6 +112,8 @@ def _entered(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _left(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``autocast.__exit__`` to give CPU autocast back the settings that `_entered` saved."""
+
     def leave(self: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
         if self.device == "cuda":
             _set_cpu(*vars(self)[_BEFORE].pop())
@@ -126,6 +128,7 @@ def _set_cpu(enabled: bool, dtype: torch.dtype) -> None:
 
 
 def _keep_settings(patches: Patches, parts: Parts) -> None:
+    """Restore the settings of autocast at the end of the block."""
     for device in ("cpu", "cuda"):  # after an error, the program may have left an autocast open
         patches.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
         patches.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
@@ -133,6 +136,7 @@ def _keep_settings(patches: Patches, parts: Parts) -> None:
 
 
 def _register_kernels(patches: Patches, parts: Parts) -> None:
+    """Register a CPU autocast kernel for each of `cuda_ops`, which casts as CUDA's autocast does."""
     library = torch.library.Library("aten", "IMPL")
     patches.callback(remove_kernels, library)
     for name in map(_plain_name, cuda_ops()):
@@ -146,8 +150,10 @@ def _plain_name(name: str) -> str:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("the settings of autocast", "a program's settings must end with the block", _keep_settings, "cuda device"),
+    Change(
+        "the settings of autocast", "a program's settings must end with the block", _keep_settings, when="cuda device"
+    ),
     Patch(AUTOCAST_ENTER, "tensors are on the CPU, for which autocast is off", _entered, when="cuda device"),
     Patch(AUTOCAST_EXIT, "tensors are on the CPU, for which autocast was on", _left, when="cuda device"),
-    Change("CPU autocast's kernels", "CUDA's autocast casts more ops", _register_kernels, "cuda device"),
+    Change("CPU autocast's kernels", "CUDA's autocast casts more ops", _register_kernels, when="cuda device"),
 )

@@ -158,6 +158,7 @@ def tensors_alive() -> list[Tensor]:
 
 
 def _give_attribute(patches: Patches, parts: Parts) -> None:
+    """Give each tensor the attribute of its mark, None at first; remove all marks at the end of the block."""
     patches.callback(_remove_attributes)
     patches.attribute(Tensor, ATTRIBUTE, None)
 
@@ -173,6 +174,8 @@ def _remove_attributes() -> None:
 
 
 def _drop_attribute(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    """Wrap ``torch._utils._get_obj_state``, which pickles and copies call, to leave out the attribute of the mark."""
+
     def state_of(obj: Any) -> Any:
         state = original(obj)
         if isinstance(state, dict) and ATTRIBUTE in state:
@@ -183,7 +186,9 @@ def _drop_attribute(original: Callable[[Any], Any], parts: Parts) -> Callable[[A
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("an attribute of every tensor", "it holds the device that the program sees", _give_attribute, "cuda device"),
+    Change(
+        "an attribute of every tensor", "it holds the device that the program sees", _give_attribute, when="cuda device"
+    ),
     Patch(
         OBJECT_STATE,
         "a pickle must not contain the attribute",

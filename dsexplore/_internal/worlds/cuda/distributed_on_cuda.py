@@ -141,7 +141,7 @@ def _patch(target: TorchName, why: str, make: Callable[[Any, Parts], Any], *, by
 PATCHES: tuple[Entry, ...] = (
     _patch(BARRIER_OPTIONS, "C++ creates the barrier's tensor on their device", lambda original, parts: BarrierOptions),
     _patch(NCCL_IS_AVAILABLE, "programs ask whether there is NCCL", lambda original, parts: True),
-    Change("ProcessGroupNCCL", "a CPU build has none, and programs set its options", _add_nccl, "cuda device"),
+    Change("ProcessGroupNCCL", "a CPU build has none, and programs set its options", _add_nccl, when="cuda device"),
     _patch(RNG_TRACKER, "it moves a generator's state to the device, and reads it", _rng_tracker),
     *(_patch(target, "C++ creates the tensors of a communication hook", _bucket_tensors) for target in BUCKET_TENSORS),
     _patch(TENSOR_OF_SPEC, "some ops raise on fake tensors of that device", _tensor_of_spec, by_code=True),

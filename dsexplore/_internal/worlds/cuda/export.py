@@ -59,6 +59,8 @@ def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
 
 
 def _keep_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the conversion of a real tensor to a fake one: make it on the CPU, with the mark of the real tensor."""
+
     @wraps(original)
     def make(self: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         with no_torch_function():

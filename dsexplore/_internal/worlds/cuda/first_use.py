@@ -85,6 +85,7 @@ class FirstUse:
 
 
 def _watch_reads(patches: Patches, parts: Parts) -> None:
+    """Replace the classes of three modules of torch, so that a read of their attributes counts as the first use."""
     for module in (torch.cuda, torch.accelerator, torch.version):
         before = module.__class__
         module.__class__ = _asked(before, _ANSWERS.get(module), parts[FirstUse])
@@ -104,6 +105,7 @@ def _initializing(original: Callable[[], None], parts: Parts) -> Callable[[], No
 
 
 def _allocating(op: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Return a CUDA kernel of an op that creates a tensor: the call counts as the first use, and runs on the CPU."""
     use = parts[FirstUse]
 
     def allocate(*args: Any, **kwargs: Any) -> Any:
@@ -114,6 +116,7 @@ def _allocating(op: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _looking_at_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a function with a ``device`` argument, so that a call with a CUDA device counts as the first use."""
     use = parts[FirstUse]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -125,6 +128,7 @@ def _looking_at_device(original: Callable[..., Any], parts: Parts) -> Callable[.
 
 
 def _moving(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``Tensor.cuda``, so that a call of it counts as the first use."""
     use = parts[FirstUse]
 
     def cuda(self_: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -207,6 +211,7 @@ def _asked(before: type[ModuleType], names: frozenset[str] | None, use: FirstUse
 def _make_method(
     make: Callable[[Callable[..., Any], Parts], Callable[..., Any]], original: Callable[..., Any], parts: Parts
 ) -> _Method:
+    """Wrap a method of a C++ class with the replacement that `make` returns."""
     return _Method(original, make(original, parts))
 
 

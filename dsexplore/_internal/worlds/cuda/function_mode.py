@@ -205,12 +205,14 @@ def _place_on_default_device(original: Callable[..., Any], parts: Parts) -> Call
 
 
 def _enter(patches: Patches, parts: Parts) -> None:
+    """Enter the function mode below those of the program, and close it at the end of the block."""
     mode = parts[StandInMode]
     enter_function_mode_below(mode)
     patches.callback(mode.close)
 
 
 def _keep_default_device(patches: Patches, parts: Parts) -> None:
+    """Restore the default device at the end of the block."""
     patches.callback(_restore_default_device, default_device())
 
 
@@ -237,5 +239,7 @@ PATCHES: tuple[Entry, ...] = (
     ),
     Change("the function mode", "it reads cuda as the CPU", _enter, when="cuda device"),
     Patch(DEFAULT_DEVICE, "torch has no memory on that device", _place_on_default_device, when="cuda device"),
-    Change("the default device", "a program's setting must end with the block", _keep_default_device, "cuda device"),
+    Change(
+        "the default device", "a program's setting must end with the block", _keep_default_device, when="cuda device"
+    ),
 )

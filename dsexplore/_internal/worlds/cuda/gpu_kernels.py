@@ -27,6 +27,7 @@ def _product(product: Callable[..., Tensor], *args: Any, out: Tensor | None = No
 
 
 def _kernel(product: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
+    """Return a kernel for the CPU of a product that torch has on GPUs alone."""
     return partial(_product, product)
 
 

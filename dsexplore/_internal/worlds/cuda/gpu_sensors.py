@@ -52,6 +52,7 @@ ZERO = "utilization, power, temperature and clocks of GPUs are 0, as this machin
 
 
 def _zero(original: Any, parts: Parts) -> Any:
+    """Replace a function that reads a sensor of a GPU by one that returns 0, and makes a remark."""
     remarks = parts[Remarks]
 
     def zero(device: Any = None) -> int:
@@ -62,6 +63,8 @@ def _zero(original: Any, parts: Parts) -> Any:
 
 
 def _used(original: Any, parts: Parts) -> Any:
+    """Replace ``torch.cuda.device_memory_used`` by the difference of total and free memory of ``mem_get_info``."""
+
     def used(device: Any = None) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return total - free
@@ -70,7 +73,7 @@ def _used(original: Any, parts: Parts) -> Any:
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("the program nvidia-smi", "without a driver there is none", _add_nvidia_smi, "cuda device"),
+    Change("the program nvidia-smi", "without a driver there is none", _add_nvidia_smi, when="cuda device"),
     *(Patch(name, "it asks a driver, and there is none", _zero, when="cuda device") for name in SENSORS),
     Patch(MEMORY_USED, "it asks a driver, and there is none", _used, when="cuda device"),
 )

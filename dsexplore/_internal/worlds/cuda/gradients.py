@@ -39,6 +39,8 @@ def _keep_device(original: Any, parts: Parts) -> Any:
 
 
 def _place_gradients(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the backward of a Python function to mark the gradients that it receives with the device of its outputs."""
+
     def run(self: BackwardCFunction, *args: Any) -> Any:
         _place(args, getattr(self, _DEVICE, None))
         return original(self, *args)

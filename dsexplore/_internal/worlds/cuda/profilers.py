@@ -33,6 +33,8 @@ def _profile_cpu(original: Any, parts: Parts) -> Any:
 
 
 def _skip_nvtx(original: Any, parts: Parts) -> Any:
+    """Replace ``emit_nvtx.__enter__`` by a method that does nothing."""
+
     def enter(self: torch.autograd.profiler.emit_nvtx) -> torch.autograd.profiler.emit_nvtx:
         return self
 

@@ -66,10 +66,13 @@ class _RefusedClass(type):
 
 
 def _refused_class(name: str, original: Any, parts: Parts) -> type:
+    """Replace a class of ``torch.cuda`` by one that raises when it is called."""
     return _RefusedClass(name, (), {"refused": staticmethod(refuse(f"torch.cuda.{name}", NO_GRAPHS))})
 
 
 def _refuse_triton(original: Any, parts: Parts) -> Callable[..., NoReturn]:
+    """Replace the method that starts a Triton kernel by one that raises, with the name of the kernel."""
+
     def run(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         name = getattr(getattr(self, "fn", None), "__qualname__", "of unknown name")
         refuse(f"the Triton kernel {name}", NO_KERNELS)()
@@ -111,6 +114,8 @@ def _add_graph_trees(patches: Patches, parts: Parts) -> None:
 
 
 def _allow_math(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``torch.nn.attention._sdpa_kernel`` to allow the math kernel too."""
+
     def choose(backends: Any, set_priority: bool = False) -> None:
         backends = list(backends)
         original(backends if SDPBackend.MATH in backends else [*backends, SDPBackend.MATH], set_priority)

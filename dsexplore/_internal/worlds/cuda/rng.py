@@ -155,6 +155,7 @@ class _AnyGenerator(type):
 
 
 def _default_generators(original: Any, parts: Parts) -> tuple[Generator, ...]:
+    """Replace ``torch.cuda.default_generators`` by a generator per GPU, all with the state of the CPU's."""
     return (Generator(shared=torch.default_generator),) * parts[Driver].count
 
 

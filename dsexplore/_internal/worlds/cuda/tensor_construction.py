@@ -31,6 +31,8 @@ _DEVICE = 6
 
 
 def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> Any:
+    """Wrap ``Tensor._make_subclass`` to mark the new tensor with the device of its data."""
+
     @wraps(original)
     def make(cls: type, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         made = original(cls, data, *args, **kwargs)
@@ -60,6 +62,8 @@ def _make_wrapper(original: Callable[..., Tensor], parts: Parts) -> Any:
 
 
 def _copy_with_device(patches: Patches, parts: Parts) -> None:
+    """Replace ``Tensor.__copy__`` by a method that marks the copy too."""
+
     def copied(self: Tensor) -> Tensor:
         made: Tensor = copy._reconstruct(self, None, *self.__reduce_ex__(4))  # type: ignore[attr-defined]
         place(made, device_of(self))
@@ -69,6 +73,8 @@ def _copy_with_device(patches: Patches, parts: Parts) -> None:
 
 
 def _place_parts(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``DTensor.__init__`` to mark the local tensor with the device of the DTensor."""
+
     @wraps(original)
     def init(self: DTensor, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -92,6 +98,8 @@ def _enter_mode(original: Callable[..., DTensor], parts: Parts) -> Any:
 
 
 def _placed_local(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``DTensor.to_local`` to mark the local tensor with the device of the DTensor."""
+
     @wraps(original)
     def to_local(self: DTensor, **kwargs: Any) -> Any:
         local = original(self, **kwargs)
@@ -147,6 +155,8 @@ def _grouped_by_device(original: Callable[..., Any], parts: Parts) -> Callable[.
 
 
 def _skip_pinning(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Wrap ``save_on_cpu.__init__`` to ignore ``pin_memory``."""
+
     @wraps(original)
     def init(self: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
         original(self, False, device_type)
@@ -168,11 +178,14 @@ def _place_mask(original: Callable[..., Any], parts: Parts) -> Callable[..., Any
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("copies of tensors", "fake tensors are copied without their mark", _copy_with_device, "cuda device"),
+    Change("copies of tensors", "fake tensors are copied without their mark", _copy_with_device, when="cuda device"),
     Patch(DTENSOR_INIT, "its local tensor must have the mark of the DTensor", _place_parts, when="cuda device"),
     Patch(MAKE_SUBCLASS, "no function mode sees it", _make_subclass, when="cuda device"),
     Patch(
-        MAKE_WRAPPER, "no function mode sees it, and torch has no memory on that device", _make_wrapper, "cuda device"
+        MAKE_WRAPPER,
+        "no function mode sees it, and torch has no memory on that device",
+        _make_wrapper,
+        when="cuda device",
     ),
     Patch(FAKE_DEVICE, "no function mode sees it", _device_of_fake, when="cuda device"),
     Patch(FAKE_DISPATCH, "it has to see tensors on the CPU", below_function_modes, when="cuda device"),
@@ -189,7 +202,7 @@ PATCHES: tuple[Entry, ...] = (
         FROM_LOCAL,
         "it moves tensors to the mesh's device, also where torch has disabled the mode",
         _enter_mode,
-        "cuda device",
+        when="cuda device",
     ),
     Patch(TO_LOCAL, "no function mode sees it", _placed_local, when="cuda device"),
     Patch(

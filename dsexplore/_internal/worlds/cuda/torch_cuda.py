@@ -27,14 +27,17 @@ from dsexplore._internal.worlds.cuda.streams import Event, Stream
 
 
 def _load(patches: Patches, parts: Parts) -> None:
-    load_compiler()  # it copies names of torch._C when it is imported
+    """Import the compiler before the names of ``torch._C`` that it copies are replaced."""
+    load_compiler()
 
 
 def _provide(patches: Patches, parts: Parts) -> None:
+    """Replace the functions by which ``torch.cuda`` asks a GPU's driver with those of the stand-in's."""
     provide_driver(patches, parts[Driver])
 
 
 def _version(vendor: str, original: Any, parts: Parts) -> Any:
+    """Replace ``torch.version.cuda`` or ``torch.version.hip`` by the target's version, if its GPU is of that vendor."""
     gpu = parts[Gpu]
     return gpu.runtime if gpu.vendor == vendor else original
 
@@ -53,12 +56,13 @@ class _OldType(type):
 
 
 def _old_type(dtype: torch.dtype, name: str, original: Any, parts: Parts) -> type:
+    """Replace a legacy type such as ``torch.cuda.FloatTensor`` by one that makes marked CPU tensors."""
     return _OldType(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
 
 
 PATCHES: tuple[Entry, ...] = (
-    Change("the compiler's device interfaces", "they copy names of torch when imported", _load, "cuda device"),
-    Change("the functions that ask a GPU's driver", "there is none", _provide, "cuda device"),
+    Change("the compiler's device interfaces", "they copy names of torch when imported", _load, when="cuda device"),
+    Change("the functions that ask a GPU's driver", "there is none", _provide, when="cuda device"),
     *(Patch(target, "its class needs a GPU", lambda original, parts: Stream, when="cuda device") for target in STREAMS),
     *(Patch(target, "its class needs a GPU", lambda original, parts: Event, when="cuda device") for target in EVENTS),
     Patch(

@@ -33,6 +33,7 @@ LOCATION = re.compile(r"cuda(:\d+)?$")
 
 
 def _storage_to(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a storage's ``to`` to copy it in CPU memory, marked, where the call names a CUDA device."""
     mode = parts[StandInMode]
 
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
@@ -44,6 +45,7 @@ def _storage_to(original: Callable[..., Any], parts: Parts) -> Callable[..., Any
 
 
 def _storage_cuda(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Replace a storage's ``cuda`` by a copy in CPU memory, marked with the device."""
     mode = parts[StandInMode]
 
     def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
@@ -58,6 +60,7 @@ def _mark(storage: Any, device: Any, mode: StandInMode) -> Any:
 
 
 def _put_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the step of ``torch.load`` that moves a storage to its device: mark it where that is a CUDA device."""
     mode = parts[StandInMode]
 
     def deserialize(backend_name: str, obj: Any, location: str) -> Any:
@@ -69,6 +72,8 @@ def _put_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., An
 
 
 def _rebuilt_on_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the function that makes a tensor of a loaded storage, to mark it with the device of the storage."""
+
     def rebuild(storage: Any, storage_offset: Any, size: Any, stride: Any) -> Any:
         tensor = original(storage, storage_offset, size, stride)
         place(tensor, getattr(untyped(storage), ATTRIBUTE, None))
@@ -102,6 +107,7 @@ class _Pickled:
 
 
 def _located(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap the function that names the device of a storage in a pickle, to name the one it is marked with."""
     locations = parts[_Pickled].locations
 
     def location_tag(storage: Any) -> Any:

@@ -179,6 +179,7 @@ class _Loader(Loader):
 
 
 def _find_stand_ins(patches: Patches, parts: Parts) -> None:
+    """Add the finder of stand-ins to the import system until the end of the block."""
     finder = _StandInFinder(parts[Remarks])
     finder.install()
     patches.callback(finder.uninstall)

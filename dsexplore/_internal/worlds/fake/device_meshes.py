@@ -78,6 +78,7 @@ def _patch(target: TorchName) -> Patch:
 
 
 def _copy_outside(patches: Patches, _parts: Parts) -> None:
+    """Replace ``copy.deepcopy`` of a mesh by a copy outside the fake tensor mode."""
     patches.attribute(DeviceMesh, "__deepcopy__", outside_fake_mode(_copy))
 
 

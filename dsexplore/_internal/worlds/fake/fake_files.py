@@ -165,6 +165,7 @@ class _WithHoles:
 
 
 def _set_rng_state(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
+    """Wrap ``torch.set_rng_state`` to ignore a fake state."""
     parameters = signature(original)
 
     def set_rng_state(*args: Any, **kwargs: Any) -> None:
@@ -261,6 +262,7 @@ def _write_safetensors(
 
 
 def _outside_fake_mode(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Wrap a function of torch to run outside the fake tensor mode."""
     return outside_fake_mode(original)
 
 

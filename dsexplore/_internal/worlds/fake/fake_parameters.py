@@ -47,6 +47,8 @@ class _Classes:
 
 
 def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> staticmethod[..., Tensor]:
+    """Wrap ``Tensor._make_subclass`` to return fake tensors of the subclass of parameters that was asked for."""
+
     def make_subclass(kind: type, data: Tensor, require_grad: bool = False, **kwargs: Any) -> Tensor:
         if type(data) is not FakeTensor or not issubclass(kind, (Parameter, UninitializedTensorMixin)):
             return original(kind, data, require_grad, **kwargs)
@@ -56,6 +58,8 @@ def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> staticmetho
 
 
 def _new_parameter(original: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
+    """Wrap ``Parameter.__new__`` to return fake tensors of the subclass that was asked for."""
+
     def new_parameter(cls: type, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:
         parameter = original(cls, data, requires_grad)
         is_plain = type(parameter) is FakeTensor and cls is not Parameter

@@ -168,6 +168,8 @@ def _drop_workers(original: Callable[..., None], parts: Parts) -> Callable[..., 
 
 
 def _follow_data(data: Any, _parts: Parts) -> property:
+    """Wrap ``FakeTensor.data``, so that the tensor has the known value of the data that is assigned."""
+
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         data.__set__(tensor, value)
         share_constant(tensor, value)

@@ -23,6 +23,7 @@ _LARGEST_HEAD = 256
 
 
 def _attention_of_target(parts: Parts) -> Callable[..., Any]:
+    """Return the kernel of ``scaled_dot_product_attention``: that of the target, or torch's own decomposition."""
     return _attention if parts[WorldSettings].target == "cuda" else _ATTENTION.decompose
 
 

@@ -23,6 +23,8 @@ _SMALLER = "run a smaller model without --fake (fake=False)"
 
 
 def _refuse(name: str, remedy: str) -> Callable[[Any, Parts], Callable[..., NoReturn]]:
+    """Return a factory of a function that raises `UsageError`, for one that reads the memory of tensors."""
+
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise UsageError(f"{name} reads the memory of tensors, and fake tensors have none: {remedy}, or {_SMALLER}")
 

@@ -32,6 +32,8 @@ from dsexplore._internal.worlds.fake.invented_values import Inventor
 
 
 def _format(original: Callable[..., str], _parts: Parts) -> Callable[..., str]:
+    """Wrap ``FakeTensor.__format__`` to format the value of a scalar where a format is given."""
+
     def formatted(self: FakeTensor, format_spec: str) -> str:
         if self.dim() == 0 and format_spec:
             return format(self.item(), format_spec)
@@ -41,6 +43,8 @@ def _format(original: Callable[..., str], _parts: Parts) -> Callable[..., str]:
 
 
 def _numpy(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Replace ``FakeTensor.numpy`` by a method that returns known or invented values."""
+
     def numpy(self: FakeTensor, *, force: bool = False) -> Any:
         return parts[Inventor].array(self)
 
@@ -48,6 +52,8 @@ def _numpy(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _array(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Replace ``FakeTensor.__array__`` by a method that returns known or invented values."""
+
     def array(self: FakeTensor, dtype: Any = None) -> Any:
         values = parts[Inventor].array(self)
         return values if dtype is None else values.astype(dtype, copy=False)
@@ -56,6 +62,8 @@ def _array(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _tolist(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``Tensor.tolist`` to return known or invented values for a fake tensor."""
+
     def tolist(self: torch.Tensor) -> Any:
         return parts[Inventor].values(self) if isinstance(self, FakeTensor) else original(self)
 
@@ -63,6 +71,7 @@ def _tolist(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _inherit_tolist(patches: Patches, _parts: Parts) -> None:
+    """Remove ``FakeTensor.tolist``, so that `_tolist` is called."""
     patches.inherited(FakeTensor, "tolist")
 
 

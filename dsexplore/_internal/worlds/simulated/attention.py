@@ -24,6 +24,7 @@ from dsexplore._internal.torch_internals.patches import Change, Entry, Kernel, P
 
 
 def _handle_dtensors(patches: Patches, _parts: Parts) -> None:
+    """Add DTensor's handlers of the CPU's flash attention, forward and backward, until the end of the block."""
     handlers = custom_handlers()
     for op, handler in (
         (aten.flash_attention_on_cpu.default, _forward_of_dtensors),

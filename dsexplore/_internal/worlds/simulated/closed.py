@@ -183,6 +183,7 @@ def _refuse(message: str, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _name_groups(original: Callable[..., str], parts: Parts) -> Callable[..., str]:
+    """Wrap the function that names a new group, so that names differ between worlds."""
     return lambda *args, **kwargs: parts[WorldObjects].name_group(original(*args, **kwargs))
 
 

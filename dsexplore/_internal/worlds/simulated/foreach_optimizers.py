@@ -26,10 +26,12 @@ MIXED = (
 
 
 def _add_cpu(original: Callable[[], list[str]], _parts: Parts) -> Callable[[], list[str]]:
+    """Wrap the list of device types whose optimizers use ``foreach`` by default, to include the CPU."""
     return lambda: [*original(), "cpu"]
 
 
 def _add_fake_tensors(original: list[type], _parts: Parts) -> list[type]:
+    """Replace the list of tensor classes for which optimizers use ``foreach`` by default, to include fake tensors."""
     return [*original, FakeTensor]
 
 

@@ -78,6 +78,8 @@ def _count_joined(count: Callable[[Join], float], parts: Parts) -> Callable[[Joi
 
 
 def _common_rank(find: Callable[..., int], _parts: Parts) -> Callable[..., int]:
+    """Wrap DDP's search for the largest rank that meets a condition: if this rank meets it, all do."""
+
     @wraps(find)
     def find_common_rank(model: DistributedDataParallel, input_rank: int, rank_cond: bool) -> int:
         rank = find(model, input_rank, rank_cond)

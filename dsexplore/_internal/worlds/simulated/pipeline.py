@@ -128,6 +128,7 @@ def _infer_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 
 
 def _answer_real_backends(_original: ModuleType, parts: Parts) -> ModuleType:
+    """Replace ``torch.distributed`` in torch's pipeline code by one that names the program's backend of each group."""
     return DistWithBackends(parts[SetUpCalls].backend_of)
 
 

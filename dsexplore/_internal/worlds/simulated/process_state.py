@@ -13,6 +13,7 @@ from dsexplore._internal.user_warnings import naming_the_user
 
 
 def _keep_excepthook(patches: Patches, _parts: Parts) -> None:
+    """Restore ``sys.excepthook`` at the end of the block."""
     patches.callback(_restore_excepthook, sys.excepthook)
 
 
@@ -23,10 +24,12 @@ def _restore_excepthook(before: Any) -> None:
 
 
 def _name_lines_of_program(patches: Patches, _parts: Parts) -> None:
+    """Replace the function that shows warnings by one that names the program's line for warnings of torch."""
     patches.attribute(warnings, "_showwarnmsg", naming_the_user(warnings._showwarnmsg))  # type: ignore[attr-defined]
 
 
 def _keep_rng_tracker(patches: Patches, _parts: Parts) -> None:
+    """Restore DTensor's tracker of random states at the end of the block."""
     patches.attribute(CURRENT_RNG_TRACKER.owner(), CURRENT_RNG_TRACKER.attribute, CURRENT_RNG_TRACKER.get())
 
 

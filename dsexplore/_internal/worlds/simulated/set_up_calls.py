@@ -184,6 +184,7 @@ def _get_backend(original: Callable[..., str], parts: Parts) -> Callable[..., st
 
 
 def _is_initialized(original: Callable[[], bool], parts: Parts) -> Callable[[], bool]:
+    """Wrap ``is_initialized`` to return False in a strict world until the program sets up its groups."""
     calls = parts[SetUpCalls]
 
     def is_initialized() -> bool:

@@ -133,6 +133,7 @@ class _Stores:
 
 
 def _close_with_world(patches: Patches, parts: Parts) -> None:
+    """Make the classes of stores create torch's own again from the end of the block on."""
     patches.callback(parts[_Stores].close)
 
 

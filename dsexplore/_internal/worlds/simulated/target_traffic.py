@@ -149,7 +149,7 @@ def _gather_flat_parameter(original: Callable[..., torch.Tensor], _parts: Parts)
 
 
 def _take_module_states(_original: Function, _parts: Parts) -> Function:
-    """Remove a check, so that FSDP1 broadcasts parameters and buffers if ``sync_module_states=True``.
+    """Replace a check by none, so that FSDP1 broadcasts parameters and buffers if ``sync_module_states=True``.
 
     Mirrors ``_check_module_states_for_sync_module_states`` in ``torch/distributed/fsdp/_init_utils.py``, which refuses
     CPU tensors.
@@ -181,7 +181,7 @@ class DistWithBackends(ModuleType):
     """``torch.distributed`` with another ``get_backend``, for a module of torch that branches by the backend.
 
     Args:
-        backend_of: replaces ``get_backend``.
+        backend_of: returns the backend of a group, None for the group of all ranks; replaces ``get_backend``.
     """
 
     def __init__(self, backend_of: Callable[[dist.ProcessGroup | None], str]) -> None:

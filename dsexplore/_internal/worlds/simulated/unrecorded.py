@@ -15,6 +15,8 @@ _COMMS = "torchcomms"
 
 
 def _refuse(message: str, _original: Any, _parts: Parts) -> Callable[..., NoReturn]:
+    """Replace a function by one that raises `UsageError` with a message."""
+
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
         raise UsageError(message)
 
@@ -35,6 +37,7 @@ def _no_symmetric_memory(name: str) -> str:
 
 
 def _note_import(patches: Patches, parts: Parts) -> None:
+    """Make a remark when the program imports torchcomms."""
     remarks = parts[Remarks]
     on_import(patches, _COMMS, lambda _module: remarks.say(f"{_COMMS} is not recorded: traces lack its collectives"))
 
