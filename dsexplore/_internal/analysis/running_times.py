@@ -86,7 +86,7 @@ def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: in
     for times in (unshared, shared):
         row = times["row"].to_numpy()
         begin[row], end[row] = times["begin"].to_numpy(), times["until"].to_numpy()
-    return RunningTimes(begin, end, source, steps, words)
+    return RunningTimes(begin=begin, end=end, source=source, steps=steps, words=words)
 
 
 def _shortest_events(events: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:

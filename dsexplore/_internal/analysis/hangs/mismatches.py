@@ -114,7 +114,9 @@ def _described(job: JobCalls, first: Instance, instances: list[Instance], differ
     sides = _classes(first)
     if len(sides) == 1:  # an all_to_all whose parts or sums differ
         sides = _sides_of_parts(differing_parts(first)) or [(rank,) for rank in sorted(first.calls)]
-    return Mismatch(first, tuple(sides), _field(first) or "size", hang and not got_through)
+    return Mismatch(
+        instance=first, classes=tuple(sides), field=_field(first) or "size", is_harmful=hang and not got_through
+    )
 
 
 def _sides_of_parts(parts: Sequence[UnlikePart]) -> list[tuple[int, ...]]:

@@ -93,8 +93,8 @@ class ProfilerGroups:
         description = str(arguments.get("Process Group Description") or group.description)
         size = size or len(ranks) or group.size
         self._of_unknown_size += not size
-        self._groups[name] = _Group(description, group.backend, ranks, size)
-        return GroupOfCall(name, axis_of(description), ranks, size)
+        self._groups[name] = group._replace(description=description, ranks=ranks, size=size)
+        return GroupOfCall(name=name, axis=axis_of(description), ranks=ranks, size=size)
 
     def _name_by_size(self, size: int) -> str:
         """Return the name of the group of a collective that states only the group's size; 0 if not even that."""
