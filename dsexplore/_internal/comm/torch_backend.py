@@ -256,10 +256,16 @@ class TorchBackend(Backend):
 
 
 def _device_to_bind(backend: str | None) -> torch.device | None:
-    """Return this rank's GPU for NCCL to use from the start; without it NCCL guesses at the first collective."""
+    """Return this rank's GPU for NCCL to use from the start; without it NCCL guesses at the first collective.
+
+    It is the GPU that the program has set, as NCCL's group refuses tensors of any other than the bound one. While
+    GPU 0 is current the program may have set none: then it is the GPU of LOCAL_RANK.
+    """
     local_rank = os.environ.get("LOCAL_RANK", "")
     if backend != NCCL_BACKEND or not local_rank.isdecimal() or not torch.cuda.is_available():
         return None
+    if torch.cuda.is_initialized() and torch.cuda.current_device() != 0:
+        return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cuda", int(local_rank)) if int(local_rank) < torch.cuda.device_count() else None
 
 
