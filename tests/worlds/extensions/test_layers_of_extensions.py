@@ -207,3 +207,15 @@ class TestTransformerEngine:
             tracker.add("model-parallel-rng", 8)
         with pytest.raises(KeyError), tracker.fork("other"):
             pass
+
+
+@pytest.mark.parametrize(("mask_type", "diagonal"), [("causal", 0), ("causal_bottom_right", 2), ("no_mask", 5)])
+def test_causal_attention_of_fewer_queries_than_keys(mask_type: str, diagonal: int) -> None:
+    attention = ENGINE["attention.DotProductAttention"](2, 4, qkv_format="bshd", attn_mask_type=mask_type)
+    mask = torch.ones(3, 5, dtype=torch.bool).tril(diagonal)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(-2)
+
+    equal(attention, plain, (1, 3, 2, 4), (1, 5, 2, 4), (1, 5, 2, 4))

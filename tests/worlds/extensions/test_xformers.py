@@ -52,6 +52,17 @@ def test_attention_of_fewer_and_more_dims() -> None:
     assert_close(attend(groups, groups, groups), expected.unflatten(2, (2, 2)))
 
 
+def test_log_sum_exp_of_fewer_and_more_dims() -> None:
+    q, bias = torch.randn(2, 7, 4, 8), torch.randn(2, 4, 7, 7)
+    with_lse = OPS["memory_efficient_attention_forward_requires_grad"]
+    scores = torch.einsum("bqhw,bkhw->bhqk", q, q) / 8**0.5
+    expected = (scores + bias).logsumexp(-1)
+    assert_close(with_lse(q, q, q, bias)[1], expected)
+    assert_close(with_lse(*[q[:, :, 0]] * 3, bias[:, 0])[1], expected[:, :1])
+    in_groups = expected.unflatten(1, (2, 2))
+    assert_close(with_lse(*[q.unflatten(2, (2, 2))] * 3, bias.unflatten(1, (2, 2)))[1], in_groups)
+
+
 def test_batches_are_packed_and_split() -> None:
     batches = [torch.randn(2, 3, 4), torch.randn(1, 5, 4)]
     mask, packed = MASKS["BlockDiagonalMask"].from_tensor_list(batches)

@@ -36,7 +36,14 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Attention:
     """Compute attention of tensors (batch, length, heads, width); keys and values may have fewer heads."""
-    form = Form(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes)
+    form = Form(
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
+    )
     out = attend(q, k, v, form)
     return (out, log_sum_exp(q, k, form), None) if return_attn_probs else out
 
@@ -60,7 +67,14 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
 ) -> Attention:
     """Compute attention of packed sequences, shape (tokens, heads, width), which begin at ``cu_seqlens``."""
-    form = Form(softmax_scale, causal, window_size, softcap, dropout_p, alibi_slopes)
+    form = Form(
+        scale=softmax_scale,
+        causal=causal,
+        window=window_size,
+        softcap=softcap,
+        dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
+    )
     mask = packed_mask(cu_seqlens_q, q.shape[0], cu_seqlens_k, k.shape[0], form)
     out = attend(q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), form, mask).squeeze(0)
     if not return_attn_probs:
@@ -125,7 +139,7 @@ def _attention_3(
     **tuning: object,
 ) -> Attention:
     """Compute attention as FlashAttention 3 does, without dropout."""
-    form = Form(softmax_scale, causal, window_size, softcap)
+    form = Form(scale=softmax_scale, causal=causal, window=window_size, softcap=softcap)
     out = attend(q, k, v, form)
     return (out, log_sum_exp(q, k, form), None) if return_attn_probs else out
 

@@ -36,8 +36,15 @@ def _flash_attn_forward(
     return_softmax: bool,
 ) -> Results:
     """Compute attention of tensors (batch, length, heads, width), without a graph."""
-    window = window_size_left, window_size_right
-    return _forward(q, k, v, Form(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes))
+    form = Form(
+        scale=softmax_scale,
+        causal=causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
+    )
+    return _forward(q, k, v, form)
 
 
 def _flash_attn_backward(
@@ -61,7 +68,13 @@ def _flash_attn_backward(
     rng_state: Tensor | None = None,
 ) -> Tensor:
     """Write the gradients of `_flash_attn_forward`, and return the sum of ``dout * out`` over the width."""
-    form = Form(softmax_scale, causal, (window_size_left, window_size_right), softcap, 0.0, alibi_slopes)
+    form = Form(
+        scale=softmax_scale,
+        causal=causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+    )
     return _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form)
 
 
@@ -87,8 +100,14 @@ def _flash_attn_varlen_forward(
     zero_tensors: bool = False,
 ) -> Results:
     """Compute attention of packed sequences, shape (tokens, heads, width), without a graph."""
-    window = window_size_left, window_size_right
-    form = Form(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes)
+    form = Form(
+        scale=softmax_scale,
+        causal=causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        dropout=dropout_p,
+        alibi_slopes=alibi_slopes,
+    )
     return _forward(q, k, v, form, (cu_seqlens_q, cu_seqlens_k))
 
 
@@ -118,7 +137,13 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> Tensor:
     """Write the gradients of `_flash_attn_varlen_forward`, and return the sum of ``dout * out`` over the width."""
-    form = Form(softmax_scale, causal, (window_size_left, window_size_right), softcap, 0.0, alibi_slopes)
+    form = Form(
+        scale=softmax_scale,
+        causal=causal,
+        window=(window_size_left, window_size_right),
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+    )
     return _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, (cu_seqlens_q, cu_seqlens_k))
 
 
@@ -142,7 +167,8 @@ def _forward_3(
     **named: object,
 ) -> Results:
     """Compute attention as FlashAttention 3 does, without a graph."""
-    form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
+    window = _window(window_size, window_size_left, window_size_right)
+    form = Form(scale=softmax_scale, causal=causal, window=window, softcap=softcap)
     return _forward(q, k, v, form, _offsets(cu_seqlens_q, cu_seqlens_k))
 
 
@@ -173,7 +199,8 @@ def _backward_3(
     window_size_right: int = -1,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
     """Write the gradients of FlashAttention 3's forward; return them and the sum of ``dout * out`` over the width."""
-    form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
+    window = _window(window_size, window_size_left, window_size_right)
+    form = Form(scale=softmax_scale, causal=causal, window=window, softcap=softcap)
     offsets = _offsets(cu_seqlens_q, cu_seqlens_k)
     return dq, dk, dv, _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, offsets)
 

@@ -56,7 +56,7 @@ class MHA(nn.Module):
         self.num_heads, self.num_heads_kv = num_heads, num_heads_kv or num_heads
         self.head_dim = embed_dim // num_heads
         self.dropout, self.return_residual, self.cross_attn = dropout, return_residual, cross_attn
-        self.form = Form(softmax_scale, causal, window_size)
+        self.form = Form(scale=softmax_scale, causal=causal, window=window_size)
         kv_width = 2 * self.head_dim * self.num_heads_kv
         factory: Any = {"device": device, "dtype": dtype}
         if cross_attn:
@@ -107,7 +107,7 @@ class MHA(nn.Module):
             cu_seqlens_k: Tensor = packing.get("cu_seqlens_k", cu_seqlens)
             mask = packed_mask(cu_seqlens, len(x), cu_seqlens_k, len(keys), self.form)
             batch_kv = None if x_kv is None else x_kv.unsqueeze(0)
-            out = self._attend(x.unsqueeze(0), batch_kv, None, mask, Form(self.form.scale)).squeeze(0)
+            out = self._attend(x.unsqueeze(0), batch_kv, None, mask, Form(scale=self.form.scale)).squeeze(0)
         return (out, x) if self.return_residual else out
 
     def _attend(self, x: Tensor, x_kv: Tensor | None, subset: Any, mask: Tensor | None, form: Form) -> Tensor:

@@ -232,7 +232,8 @@ class LayerNormMLP(_Layer):
 class DotProductAttention(nn.Module):
     """Attention of tensors (sequence, batch, heads, width) or, with ``"bshd"``, (batch, sequence, heads, width).
 
-    It is causal if ``attn_mask_type`` contains the word; else every query sees all keys.
+    With a causal ``attn_mask_type`` the first query is at the first key; if its name ends in "bottom_right", the last
+    query is at the last key. With other mask types every query sees all keys.
     """
 
     def __init__(
@@ -257,10 +258,14 @@ class DotProductAttention(nn.Module):
         layout = options.get("qkv_format") or self.qkv_format
         mask_type = options.get("attn_mask_type") or self.attn_mask_type
         dropout = self.attention_dropout if self.training else 0.0
-        form = Form(self.softmax_scale, "causal" in mask_type, dropout=dropout)
         is_batch_first = layout == "bshd"
         q, k, v = (x if is_batch_first else x.transpose(0, 1) for x in (query_layer, key_layer, value_layer))
-        out = attend(q, k, v, form)
+        queries, keys = q.shape[1], k.shape[1]
+        is_causal = "causal" in mask_type
+        mask = None
+        if is_causal and "causal_bottom_right" not in mask_type and queries != keys:
+            is_causal, mask = False, torch.ones(1, 1, queries, keys, dtype=torch.bool, device=q.device).tril()
+        out = attend(q, k, v, Form(scale=self.softmax_scale, causal=is_causal, dropout=dropout), mask)
         return (out if is_batch_first else out.transpose(0, 1)).flatten(-2)
 
 

@@ -47,15 +47,21 @@ def memory_efficient_attention(
         op: the kernel; has no effect here.
         output_dtype: data type of the result; None for that of the queries.
     """
-    q, k, v = (tensor.unsqueeze(2) if tensor.dim() == 3 else tensor.flatten(2, -2) for tensor in (query, key, value))
-    form = Form(scale=scale, dropout=p)
-    mask = None
-    if isinstance(attn_bias, AttentionBias):
-        mask = attn_bias.seen_by(q, k)
-    elif attn_bias is not None:
-        mask = attn_bias.unsqueeze(1) if attn_bias.dim() == 3 else attn_bias.flatten(1, -3)
-    out = attend(q, k, v, form, mask)
+    q, k, v = _with_heads(query), _with_heads(key), _with_heads(value)
+    out = attend(q, k, v, Form(scale=scale, dropout=p), _mask(q, k, attn_bias))
     return out.reshape(*query.shape[:-1], value.shape[-1]).to(output_dtype or query.dtype)
+
+
+def _with_heads(tensor: Tensor) -> Tensor:
+    """Return queries, keys or values of any of xformers' shapes as (batch, length, heads, width)."""
+    return tensor.unsqueeze(2) if tensor.dim() == 3 else tensor.flatten(2, -2)
+
+
+def _mask(query: Tensor, key: Tensor, attn_bias: Tensor | AttentionBias | None) -> Tensor | None:
+    """Return the mask or bias that `attend` takes, shape (batch or 1, heads or 1, queries, keys)."""
+    if attn_bias is None or isinstance(attn_bias, AttentionBias):
+        return None if attn_bias is None else attn_bias.seen_by(query, key)
+    return attn_bias.unsqueeze(1) if attn_bias.dim() == 3 else attn_bias.flatten(1, -3)
 
 
 def attention_and_lse(
@@ -67,10 +73,14 @@ def attention_and_lse(
     scale: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return `memory_efficient_attention`'s result and the log-sum-exp of scores, shape (batch, heads, length)."""
+    """Return `memory_efficient_attention`'s result and the log-sum-exp of the scores.
+
+    The latter has the shape (batch, heads, length) or, for queries in groups, (batch, groups, heads, length).
+    """
     out = memory_efficient_attention(query, key, value, attn_bias, p, scale, **options)
-    mask = attn_bias.seen_by(query, key) if isinstance(attn_bias, AttentionBias) else attn_bias
-    return out, log_sum_exp(query, key, Form(scale=scale), mask)
+    q, k = _with_heads(query), _with_heads(key)
+    lse = log_sum_exp(q, k, Form(scale=scale), _mask(q, k, attn_bias))
+    return out, lse.unflatten(1, query.shape[2:4]) if query.dim() == 5 else lse
 
 
 def merge_attentions(
