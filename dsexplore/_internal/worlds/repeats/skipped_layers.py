@@ -121,7 +121,8 @@ class SkippedLayers:
         """{identity of a module in a layer, or of the layer: the layer's place}."""
         for number in numbers:
             layers = recording.containers[number]
-            container = _Container(number, layers, set(range(len(layers))) if is_checked else set())
+            unchecked = set(range(len(layers))) if is_checked else set()
+            container = _Container(number=number, layers=layers, unchecked=unchecked)
             self._containers.append(container)
             for index, layer in enumerate(layers):
                 self._places[id(layer)] = place = _Place(container, index)
@@ -209,7 +210,7 @@ class SkippedLayers:
         return self._places_of_parts.get(id(group.modules[0]))
 
     def _mark(self, place: _Place, way: Way) -> None:
-        self._recording.mark(LayerMark(place.container.number, way, place.layer))
+        self._recording.mark(LayerMark(container=place.container.number, way=way, layer=place.layer))
 
     def _check_arguments(self, container: _Container, arguments: Any) -> None:
         """Check that a skipped layer is called with arguments like those of the last layer before it.

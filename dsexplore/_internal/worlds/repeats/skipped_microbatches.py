@@ -108,7 +108,7 @@ class _Skipped:
         if type(schedule).__name__ == "Schedule1F1B":
             warm_up = min(total, stage.num_stages - stage.stage_index)
         forwards, pairs = min(warm_up, _WARM_UP), min(total - warm_up, _PAIRS)
-        microbatches = Microbatches(forwards + pairs, total)
+        microbatches = Microbatches(run=forwards + pairs, total=total)
         ends = _marks(forwards, warm_up)
         marks = {"forward_one_chunk": ends, "backward_one_chunk": [*_marks(pairs, total - warm_up), *ends]}
         losses_to_free = 0 if keeps_losses else total - microbatches.run
@@ -156,7 +156,7 @@ class _StageMarker:
     def free_losses(self) -> None:
         """Mark that the losses of skipped microbatches are freed here; only the first call does."""
         if self._losses:
-            self._recording.mark(PartMark(0, freed=self._loss_bytes * self._losses))
+            self._recording.mark(PartMark(skipped=0, freed=self._loss_bytes * self._losses))
             self._losses = 0
 
 
@@ -167,7 +167,7 @@ def _marks(run: int, count: int) -> list[PartMark]:
         run: number of those that run.
         count: number of all.
     """
-    return [PartMark(count - run if index == _REPEATED else 0) for index in range(run)]
+    return [PartMark(skipped=count - run if index == _REPEATED else 0) for index in range(run)]
 
 
 def _detached(output: Any) -> Any:

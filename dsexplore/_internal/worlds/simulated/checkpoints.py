@@ -24,7 +24,7 @@ from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
 from dsexplore._internal.worlds.remarks import Remarks
 from dsexplore._internal.worlds.simulated.other_ranks_objects import Objects
 
-_ONLY_PLAYED_RANK = (
+_HOLDS_ONE_RANK = (
     "a checkpoint of a simulated world holds the shards of rank {rank} only: it can be loaded in such a world only"
 )
 _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)
@@ -35,7 +35,7 @@ def _skip_errors(original: Callable[..., Any], parts: Parts) -> Callable[..., An
     answer = checkpoint.result_of_valid_plan(original)
 
     def validate(*_: Any, **__: Any) -> bool | list[str]:
-        parts[Remarks].say(_ONLY_PLAYED_RANK.format(rank=dist.get_rank()))
+        parts[Remarks].say(_HOLDS_ONE_RANK.format(rank=dist.get_rank()))
         return answer
 
     return validate
@@ -72,7 +72,7 @@ def _reduce_locally(pick: Callable[[Any, int], Any], original: Callable[..., Any
         if _coordinates(wrapper):
             return original(wrapper, step, map_fun, lambda data: reduce_fun(_with_empty(data[rank], wrapper)))
         mapped = map_fun()
-        with objects.standing_for(pick(reduce_fun(_with_empty(mapped, wrapper)), rank)):
+        with objects.delivering(pick(reduce_fun(_with_empty(mapped, wrapper)), rank)):
             return original(wrapper, step, lambda: mapped, reduce_fun)
 
     return reduce
@@ -86,7 +86,7 @@ def _local_value(original: Callable[..., Any], parts: Parts) -> Callable[..., An
     def broadcast(wrapper: Any, /, step: str, map_fun: Callable[[], Any]) -> Any:
         if _coordinates(wrapper):
             return original(wrapper, step, map_fun)
-        with objects.standing_for(map_fun()):
+        with objects.delivering(map_fun()):
             return original(wrapper, step, map_fun)
 
     return broadcast
@@ -104,7 +104,7 @@ def _use_local_description(original: Callable[..., None], parts: Parts) -> Calla
             key: tensor_info(value) if torch.is_tensor(value) and value.dim() else value
             for key, value in local_state_dict.items()
         }
-        with parts[Objects].standing_for(descriptions):
+        with parts[Objects].delivering(descriptions):
             return original(full_state_dict, local_state_dict, *args, **kwargs)
 
     return broadcast_state_dict

@@ -60,7 +60,7 @@ class Objects:
         self._substitutes: list[Any] | None = None
 
     @contextmanager
-    def standing_for(self, value: Any) -> Iterator[None]:
+    def delivering(self, value: Any) -> Iterator[None]:
         """Deliver an object in the block, in place of the program's own."""
         self._substitutes = [value]
         try:
@@ -72,6 +72,7 @@ class Objects:
         self,
         name: str,
         arguments: dict[str, Any],
+        *,
         source: int | None,
         objects: Sequence[Any] | None,
         receiver: int | None = None,
@@ -173,7 +174,7 @@ def _broadcast_object_list(original: Callable[..., None], parts: Parts) -> Calla
         arguments = parameters.bind(*args, **kwargs).arguments
         source, local = _other_rank(arguments), arguments["object_list"]
         with without_fake_mode():
-            sent = objects.sent("broadcast_object_list", arguments, source, local)
+            sent = objects.sent("broadcast_object_list", arguments, source=source, objects=local)
             if source is None:
                 return original(*args, **kwargs)
             if not sent or len(sent) != len(local):
@@ -193,7 +194,12 @@ def _scatter_object_list(original: Callable[..., None], parts: Parts) -> Callabl
         arguments = parameters.bind(*args, **kwargs).arguments
         source = _other_rank(arguments)
         with without_fake_mode():
-            sent = objects.sent("scatter_object_list", arguments, source, arguments.get("scatter_object_input_list"))
+            sent = objects.sent(
+                "scatter_object_list",
+                arguments,
+                source=source,
+                objects=arguments.get("scatter_object_input_list"),
+            )
             if source is None:
                 return original(*args, **kwargs)
             group_rank = dist.get_rank(arguments.get("group"))
@@ -221,7 +227,7 @@ def _recv_object_list(original: Callable[..., int], parts: Parts) -> Callable[..
         with without_fake_mode():
             sent = None
             if source is not None:
-                sent = objects.sent(_MESSAGE, arguments, source, local, receiver=dist.get_rank())
+                sent = objects.sent(_MESSAGE, arguments, source=source, objects=local, receiver=dist.get_rank())
             if not sent or len(sent) != len(local):
                 local = objects.own("recv_object_list", "any" if source is None else source, local)
                 sent = [*map(pickled, local)]

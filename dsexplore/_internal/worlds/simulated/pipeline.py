@@ -95,7 +95,7 @@ def _receive_shapes(original: Callable[..., Any], parts: Parts) -> Callable[...,
             message = pipelining.gradient_message(self)
         else:
             message = shapes.of_stage_before(self)
-        with objects.standing_for(message):
+        with objects.delivering(message):
             return original(self, src_stage)
 
     return receive
@@ -121,7 +121,7 @@ def _infer_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., A
     @wraps(original)
     def receive_and_infer(self: Any, /, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         receives = not self.is_first and not pipelining.is_on_same_rank(self, self.stage_index - 1)
-        with objects.standing_for(shapes.of_stage_before(self)) if receives else nullcontext():
+        with objects.delivering(shapes.of_stage_before(self)) if receives else nullcontext():
             return infer(self, args, kwargs)
 
     return receive_and_infer
