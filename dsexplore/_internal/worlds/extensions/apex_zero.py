@@ -141,7 +141,8 @@ class DistributedFusedAdam(torch.optim.Optimizer):
                 states = [torch.zeros(self._shard_size, dtype=self.dtype, device=parameter.device) for _ in range(3)]
                 self._buckets.append(_Bucket((states[0], states[1], states[2])))
                 continue
-            fragment = _Fragment(parameter, group, begin, min(parameter.numel() - begin, room), offset)
+            size = min(parameter.numel() - begin, room)
+            fragment = _Fragment(parameter=parameter, group=group, begin=begin, size=size, offset=offset)
             bucket = self._buckets[-1]
             bucket.fragments.append(fragment)
             bucket.filled, begin = offset + fragment.size, begin + fragment.size

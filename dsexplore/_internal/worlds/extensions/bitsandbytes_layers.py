@@ -94,7 +94,9 @@ def quantize_blockwise(
     """Quantize a tensor to 8 bits: return the indices of codes, of the tensor's shape, and the state to dequantize."""
     code = (create_dynamic_map() if code is None else code).to(A.device)
     scaled, largest = _normalize_blocks(A, blocksize)
-    state = QuantState(largest, A.shape, code, blocksize, "dynamic", A.dtype)
+    state = QuantState(
+        absmax=largest, shape=A.shape, code=code, blocksize=blocksize, quant_type="dynamic", dtype=A.dtype
+    )
     return _nearest(scaled, code).view(A.shape), state
 
 
@@ -137,7 +139,10 @@ def quantize_4bit(
     scaled, largest = _normalize_blocks(A, blocksize)
     pairs = pad(_nearest(scaled, code), (0, A.numel() % 2)).view(-1, 2)
     packed = (pairs[:, 0] * 16 + pairs[:, 1]).view(quant_storage).unsqueeze(1)
-    return packed, QuantState(largest, A.shape, code, blocksize, quant_type, A.dtype)
+    state = QuantState(
+        absmax=largest, shape=A.shape, code=code, blocksize=blocksize, quant_type=quant_type, dtype=A.dtype
+    )
+    return packed, state
 
 
 def dequantize_4bit(A: Tensor, quant_state: QuantState | None = None, *more: Any, **options: Any) -> Tensor:

@@ -73,7 +73,14 @@ def liger_cross_entropy(
 
     The z-loss is ``lse_square_scale`` times the squared log-sum-exp; ``return_z_loss`` returns it too.
     """
-    kind = _CrossEntropy(weight, ignore_index, reduction, label_smoothing, lse_square_scale, softcap)
+    kind = _CrossEntropy(
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+        lse_square_scale=lse_square_scale,
+        softcap=softcap,
+    )
     loss, z_loss = kind.losses(input, target, *kind.divisors(target))
     loss, z_loss = loss.to(input.dtype), z_loss.to(input.dtype)
     return (loss, z_loss) if return_z_loss else loss
