@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.aio_bench_file import random_file
 from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.references import DeepSpeedHandle, why_no_reference
+from dsexplore._internal.aio.sweeps.fio_and_deepspeed import DeepSpeedHandle, why_no_reference
 from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.aio.sweeps.sweeping import sweep
 from dsexplore._internal.units import parse_size

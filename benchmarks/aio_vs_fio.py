@@ -50,9 +50,9 @@ from dsexplore._internal.aio.backends.choose import ENGINES, loop_of
 from dsexplore._internal.aio.buffers import fill_random
 from dsexplore._internal.aio.disk import disk_of
 from dsexplore._internal.aio.handle import aio_handle
+from dsexplore._internal.aio.sweeps.fio_and_deepspeed import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore._internal.aio.sweeps.measure import Bench
 from dsexplore._internal.aio.sweeps.measurements import Mode, Operation
-from dsexplore._internal.aio.sweeps.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore._internal.aio.sweeps.statistics import Interval, median, ratio_interval
 from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore._internal.units import parse_size

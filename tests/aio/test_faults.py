@@ -100,7 +100,7 @@ def test_a_file_that_someone_else_owns(tmp_path: Path, request: pytest.FixtureRe
     done = python(f"""
         import os, sys
         from dsexplore.aio import aio_handle, sweep  # before the rights to read the code are given up
-        import dsexplore._internal.aio.sweeps.references
+        import dsexplore._internal.aio.sweeps.fio_and_deepspeed
         from dsexplore._internal.aio.backends import io_uring, linux_aio
         import dsexplore._internal.aio.backends.threads
         os.setgid(65534); os.setuid(65534)

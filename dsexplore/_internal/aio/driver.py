@@ -75,14 +75,14 @@ class _Times:
         """(requests,) latencies that the compiled loop records, in order of completion."""
         self._begun: Any = self.begun.data
         self._finished = 0
-        self._looks: list[tuple[int, float]] = []
+        self._waits: list[tuple[int, float]] = []
         """(index of the next request, time) after each wait since the last call of `note`."""
-        self.look(0)
+        self.add_wait(0)
 
-    def look(self, following: int) -> None:
+    def add_wait(self, following: int) -> None:
         """Record the time after a wait; `following` is the index of the next request to submit."""
         self._now = self._watch.clock()
-        self._looks.append((following, self._now))
+        self._waits.append((following, self._now))
 
     def note(self, completions: Completions, following: int) -> list[tuple[int, int]]:
         """Record the latencies of completed requests, and return these in the order of completion.
@@ -95,22 +95,22 @@ class _Times:
         """
         finished = list(completions)
         remaining = iter(finished)
-        looks, begun, latencies = self._looks, self._begun, self._watch.latencies
-        for (first, now), (end, _) in pairwise([*looks, (following, 0.0)]):
+        waits, begun, latencies = self._waits, self._begun, self._watch.latencies
+        for (first, now), (end, _) in pairwise([*waits, (following, 0.0)]):
             for index in range(first, end):
                 begun[index] = now
-        for (first, now), (end, _) in pairwise(looks):
+        for (first, now), (end, _) in pairwise(waits):
             latencies.extend(now - begun[index] for index, _ in islice(remaining, end - first))
         latencies.extend(self._now - begun[index] for index, _ in remaining)
-        self._looks = [(following, self._now)]
+        self._waits = [(following, self._now)]
         return finished
 
     def ran(self, steady: Steady) -> None:
         """Continue after a call of the compiled loop, which has recorded start times and latencies itself."""
         self._now, self._finished = steady.now, steady.finished
-        self._looks = [(steady.first, steady.now)]
+        self._waits = [(steady.first, steady.now)]
         if not steady.ready:  # its last wait failed, and the engine has waited again
-            self.look(steady.first)
+            self.add_wait(steady.first)
 
     def close(self, offset: int, nbytes: int) -> None:
         """Add the latencies of the compiled loop, and the range of the file that was moved, to the monitor."""
@@ -180,8 +180,8 @@ def _steady_part(
     flow, minimum = engine.flow, 1 if policy.overlap_events else engine.depth
     if times is None:
         return lambda first, end: flow(first, end, minimum)
-    look = times.look
-    return lambda first, end: flow(first, min(end, first + LAP - 1), minimum, look)
+    on_wait = times.add_wait
+    return lambda first, end: flow(first, min(end, first + LAP - 1), minimum, on_wait)
 
 
 def drive(
@@ -211,7 +211,7 @@ def drive(
     engine.load(requests)
     wait, take, lengths = engine.wait, engine.take, requests.lengths.tolist()
     times = None if watch is None else _Times(watch, total)
-    look = None if times is None else times.look
+    on_wait = None if times is None else times.add_wait
     steady_part = _steady_part(engine, requests, policy, slots, times)
     unsettled: list[tuple[int, int]] = []  # (index, result) of requests that failed or fell short
     following = pending = 0  # index of the next request to submit, number of requests in flight
@@ -232,8 +232,8 @@ def drive(
                 following, pending = steady_part(following, total)
             elif pending:
                 pending -= wait(1 if overlap else pending)
-                if look is not None:
-                    look(following)
+                if on_wait is not None:
+                    on_wait(following)
             elif unsettled:
                 _settle(requests, unsettled, plain_fd, slots, may_complete=watch is None)
                 unsettled.clear()

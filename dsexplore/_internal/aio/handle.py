@@ -304,7 +304,9 @@ class aio_handle:
             if not write:
                 _check_length(target, memory, begin)
             access = io_accesses.begins("write" if write else "read", target.path, memory.nbytes)
-            job = TransferJob(memory, target, begin, self._config, threads, validate=bool(validate), access=access)
+            job = TransferJob(
+                memory, target, begin, self._config, shares=threads, validate=bool(validate), access=access
+            )
         except BaseException:
             target.close()
             raise

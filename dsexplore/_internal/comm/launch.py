@@ -81,7 +81,7 @@ def init_distributed(
             dist_backend = NCCL_BACKEND if torch.cuda.is_available() and td.is_nccl_available() else GLOO_BACKEND
     if timeout is None:
         timeout = launch_constants.default_pg_timeout
-    _backend = TorchBackend(dist_backend, timeout, init_method, rank, world_size)
+    _backend = TorchBackend(dist_backend, timeout, init_method, rank=rank, world_size=world_size)
     if verbose and td.get_rank() == 0:
         _log.info("initialized with backend %s, %d ranks", td.get_backend(), td.get_world_size())
 

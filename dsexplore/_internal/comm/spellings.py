@@ -74,7 +74,7 @@ class Spelling:
         try:
             return self.entry.messages(self.as_op(args), group_size, self.op)[0]._replace(op=self.op)
         except (TypeError, AttributeError, IndexError, ValueError):
-            return Message(self.op, 0, None, ())
+            return Message(self.op, nbytes=0, dtype=None, shape=())
 
 
 def _spelling(

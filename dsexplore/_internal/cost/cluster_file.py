@@ -38,11 +38,11 @@ class Dimension:
     """A kind of quantity: its units with their factors, and what values make sense.
 
     Attributes:
-        name: in words.
-        units: each unit that a file may write, with its factor to B/s, s, FLOP/s or B.
-        smallest: the least value that is believed, in that base unit.
-        largest: the greatest.
-        example: how to write one.
+        name: its name in errors.
+        units: factor of each unit that a file may write, to B/s, s, FLOP/s, B or W.
+        smallest: least plausible value in that base unit.
+        largest: greatest plausible value in that base unit.
+        example: a value as a file has it.
     """
 
     name: str
@@ -52,17 +52,19 @@ class Dimension:
     example: str
 
 
+_BYTE_UNITS = {f"{prefix}B": factor for prefix, factor in {**_DECIMAL, **_BINARY}.items()}
+_BYTES_PER_SECOND = {f"{unit}/s": factor for unit, factor in _BYTE_UNITS.items()}
+_BITS_PER_SECOND = {f"{prefix}bit/s": factor / 8 for prefix, factor in _DECIMAL.items()}
+_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_FLOPS_UNITS = {f"{prefix}FLOP/s": factor for prefix, factor in _DECIMAL.items()}
+
 BANDWIDTH = Dimension(
-    "bandwidth",
-    {f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()} | {f"{p}bit/s": f / 8 for p, f in _DECIMAL.items()},
-    1e3,
-    1e15,
-    "450 GB/s",
+    "bandwidth", {**_BYTES_PER_SECOND, **_BITS_PER_SECOND}, smallest=1e3, largest=1e15, example="450 GB/s"
 )
-TIME = Dimension("time", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}, 0.0, 10.0, "1.8 us")
-COMPUTE = Dimension("compute", {f"{p}FLOP/s": f for p, f in _DECIMAL.items()}, 1e6, 1e18, "989 TFLOP/s")
-SIZE = Dimension("size", {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()}, 1.0, 1e15, "80 GB")
-POWER = Dimension("power", {"W": 1.0, "kW": 1e3}, 1.0, 1e5, "700 W")
+TIME = Dimension("time", _TIME_UNITS, smallest=0.0, largest=10.0, example="1.8 us")
+COMPUTE = Dimension("compute", _FLOPS_UNITS, smallest=1e6, largest=1e18, example="989 TFLOP/s")
+SIZE = Dimension("size", _BYTE_UNITS, smallest=1.0, largest=1e15, example="80 GB")
+POWER = Dimension("power", {"W": 1.0, "kW": 1e3}, smallest=1.0, largest=1e5, example="700 W")
 
 
 def parse_quantity(text: object, dimension: Dimension) -> float:
@@ -258,6 +260,7 @@ class _ClusterReader:
         self.sources: dict[str, str] = {}
 
     def values(self, data: dict[str, Any]) -> ClusterValues:
+        """Check all keys of the file and return their values."""
         words = {"title", *KINDS}
         self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, *_OPTIONAL_AT_TOP})
         for key in (*words, *(key for key in ("base", "gpu", "like") if key in data)):
@@ -301,6 +304,7 @@ class _ClusterReader:
         return {key: self._read(f"{name}.{key}", value, kinds[key]) for key, value in table.items()}
 
     def _read(self, key: str, value: Any, kind: Callable[[object], _Read]) -> _Read:
+        """Return a value as `kind` reads it; keep its source if it is a table with one."""
         if isinstance(value, dict):
             self._keys(f"{key}.", value, {"value"}, {"source", "date"})
             self.sources[key] = f"{value.get('source', '')} ({value.get('date', 'no date')})"
@@ -311,6 +315,7 @@ class _ClusterReader:
             raise self._wrong(key, str(error)) from None
 
     def _measured(self, number: int, table: Any) -> dict[str, Any]:
+        """Return a table ``[[measured]]`` with times in seconds; `number` is its index in the file."""
         where = f"measured[{number}]."
         if not isinstance(table, dict):
             raise self._wrong(where.rstrip("."), f"{table!r}: write tables that begin with [[measured]]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from dsexplore._internal.errors import UsageError
@@ -56,12 +56,12 @@ class Range:
     @classmethod
     def exactly(cls, value: float, unit: str = "s") -> Range:
         """Build a range of zero width."""
-        return cls(value, value, value, unit)
+        return cls(low=value, expected=value, high=value, unit=unit)
 
     @classmethod
     def within(cls, expected: float, below: float, above: float, unit: str = "s", why: str = "") -> Range:
         """Build the range from ``expected × (1 − below)`` to ``expected × (1 + above)``."""
-        return cls(expected * (1 - below), expected, expected * (1 + above), unit, why)
+        return cls(low=expected * (1 - below), expected=expected, high=expected * (1 + above), unit=unit, why=why)
 
     def _other(self, other: Range | float) -> Range:
         if not isinstance(other, Range):
@@ -73,14 +73,14 @@ class Range:
     def __add__(self, other: Range | float) -> Range:
         other = self._other(other)
         ends = self.low + other.low, self.expected + other.expected, self.high + other.high
-        return Range(*ends, self.unit, (other if other.width > self.width else self).why)
+        return Range(*ends, unit=self.unit, why=(other if other.width > self.width else self).why)
 
     __radd__ = __add__
 
     def __mul__(self, factor: float) -> Range:
         if factor < 0:
             raise UsageError(f"factor {factor} is negative: a range is scaled by 0 or more")
-        return Range(self.low * factor, self.expected * factor, self.high * factor, self.unit, self.why)
+        return replace(self, low=self.low * factor, expected=self.expected * factor, high=self.high * factor)
 
     __rmul__ = __mul__
 

@@ -29,15 +29,19 @@ LOADER = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
 def test_batches_after_the_first_ones_are_counted() -> None:
     """Count ticks of the clock: one at the begin, one per batch, one at the end."""
     ticks = count()
-    looks = iter([({1: ProcessUse(1.0, 10, 0)}, {}), *[({1: ProcessUse(3.0, 30, 20)}, {2: ProcessUse(4.0, 5, 6)})] * 9])
-    found = measure(LOADER, 5.0, 0.5, 2, lambda: float(next(ticks)), lambda: next(looks))
+    readings = iter(
+        [({1: ProcessUse(1.0, 10, 0)}, {}), *[({1: ProcessUse(3.0, 30, 20)}, {2: ProcessUse(4.0, 5, 6)})] * 9]
+    )
+    found = measure(
+        LOADER, 5.0, step_seconds=0.5, warmup=2, clock=lambda: float(next(ticks)), read_use=lambda: next(readings)
+    )
     assert (found.batches, found.samples, found.nbytes, found.seconds, found.workers) == (5, 20, 80, 6.0, 1)
     assert (found.of_main, found.of_workers) == (ProcessUse(2.0, 20, 20), ProcessUse(4.0, 5, 6))
     assert found.stall == pytest.approx(6 / 5 - 0.5)
 
 
 def test_a_loader_that_ends_is_measured_to_its_end() -> None:
-    found = measure(LOADER, 1e9, None, 0, lambda: 0.0, lambda: ({}, {}))
+    found = measure(LOADER, 1e9, step_seconds=None, warmup=0, clock=lambda: 0.0, read_use=lambda: ({}, {}))
     assert (found.batches, found.samples) == (16, 64)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.measurements import Conditions, Operation, Phase, RoundSlice, Sample
-from dsexplore._internal.aio.sweeps.reference_rates import Reference
+from dsexplore._internal.aio.sweeps.references import Reference
 from dsexplore.aio import AioConfig, SweepResult
 
 CONTROL, DEEP = AioConfig(), AioConfig(queue_depth=32)

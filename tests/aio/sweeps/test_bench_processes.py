@@ -115,8 +115,8 @@ def test_numbers_of_processes_that_make_no_sense(tmp_path: Path, count: object) 
 def test_a_process_that_cannot_work_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
 
-    def elsewhere(stack, paths, *rest):  # type: ignore[no-untyped-def]
-        return start_workers(stack, [str(tmp_path / "none") for _ in paths], *rest)
+    def elsewhere(stack, paths, *rest, **named):  # type: ignore[no-untyped-def]
+        return start_workers(stack, [str(tmp_path / "none") for _ in paths], *rest, **named)
 
     monkeypatch.setattr("dsexplore._internal.aio.sweeps.sweeping.start_workers", elsewhere)
     with pytest.raises(OSError, match="process 1: No such file or directory") as caught:

@@ -1,53 +1,62 @@
-"""Settings as options of fio."""
+"""Sentences on other memory and on DeepSpeed's own handle, for given rates."""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
+from dsexplore._internal.aio.sweeps.references import (
+    MEMORIES,
+    PINNED,
+    Reference,
+    advice_lines,
+    memory_lines,
+    slower_elsewhere,
+)
+from dsexplore.aio import AioConfig
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from dsexplore._internal.aio.aio_config import AioConfig
-from dsexplore._internal.aio.sweeps.references import fio_job, run_fio
-
-
-@given(size=st.integers(1 << 20, 1 << 34), threads=st.integers(1, 16), block=st.sampled_from([4096, 1 << 17, 1 << 20]))
-def test_fio_s_jobs_have_whole_blocks_and_stay_in_the_file(size: int, threads: int, block: int) -> None:
-    config = AioConfig(block_size=block, thread_count=threads)
-    lines = fio_job("/dev/null", size, config, ["read"], direct=True, seconds=1.5).splitlines()
-    options = dict(line.split("=", 1) for line in lines if "=" in line)
-    part = int(options["size"])
-    assert options["offset_increment"] == options["size"]
-    assert part % block == 0
-    assert size - threads * block < part * threads <= size
-    assert (options["numjobs"], options["bs"], options["runtime"]) == (str(threads), str(block), "1500ms")
+DEFAULT = AioConfig()
+OTHER = AioConfig(queue_depth=4)
 
 
-REPORT = {  # of fio 3.33, for two jobs reported as one
-    "fio version": "fio-3.33",
-    "jobs": [
-        {
-            "jobname": "reference",
-            "read": {"io_bytes": 416677888, "bw_bytes": 1370650947, "runtime": 304},
-            "write": {"io_bytes": 0, "bw_bytes": 0, "runtime": 0},
-            "job_runtime": 604,
-            "usr_cpu": 1.490066,
-            "sys_cpu": 13.907285,
-        }
-    ],
-}
+def of_memory(operation: str, huge: tuple[float, ...], ordinary: tuple[float, ...]) -> list[Reference]:
+    return [
+        Reference(name, operation, DEFAULT, rates, "") for name, rates in zip(MEMORIES, (huge, ordinary), strict=True)
+    ]
 
 
-def test_the_rate_and_the_processor_s_time_are_those_of_fio_s_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "report").write_text("fio: a warning before the report\n" + json.dumps(REPORT))
-    (tmp_path / "fio").write_text(f"#!/bin/sh\ncat {tmp_path}/report\n")
-    (tmp_path / "fio").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    rate, cpu = run_fio("/dev/null", 1 << 24, AioConfig(block_size=1 << 17), "read", 0.3, direct=False)
-    assert rate == 1370650947
-    assert cpu == pytest.approx((0.01490066 + 0.13907285) * 604 / (416677888 / 2**30))
+def of_deepspeed(operation: str, taken: tuple[float, ...], default: tuple[float, ...]) -> list[Reference]:
+    return [
+        Reference("deepspeed", operation, config, rates, "") for config, rates in ((OTHER, taken), (DEFAULT, default))
+    ]
+
+
+def test_the_gain_of_huge_pages_is_said_where_it_is_sure() -> None:
+    runs = of_memory("read", (3.8e9, 3.7e9, 3.9e9), (2e9, 1.9e9, 2.1e9))
+    runs += of_memory("write", (1e9, 1.1e9, 0.9e9), (1e9, 0.9e9, 1.1e9))
+    gain, how = memory_lines(runs, ["read", "write"])
+    assert (
+        gain
+        == "Huge pages read 1.9 times as fast as ordinary pages: 3.80 GB/s (3.54 GiB/s), not 2.00 GB/s (1.86 GiB/s)."
+    )
+    assert "THP_MEM_ALLOC_ENABLE=1" in how
+    assert list(memory_lines(runs, ["write"])) == []
+    assert list(memory_lines(of_memory("read", (4e9, 1e9, 4e9), (2e9, 2e9, 2e9)), ["read"])) == []  # scatters
+    assert list(memory_lines(runs[:1], ["read"])) == []
+
+
+def test_the_gain_of_pinned_memory_is_said_beside() -> None:
+    runs = of_memory("write", (2e9, 2.1e9, 1.9e9), (2e9, 1.9e9, 2.1e9))
+    runs.append(Reference(PINNED, "write", DEFAULT, (3e9, 3.1e9, 2.9e9), ""))
+    gain, how = memory_lines(runs, ["read", "write"])
+    assert gain.startswith("Pinned memory writes 1.5 times as fast as ordinary pages: 3.00 GB/s")
+    assert "pin_memory=True" in how
+
+
+def test_advice_is_checked_on_deepspeeds_own_handle() -> None:
+    faster = of_deepspeed("read", (2.2e9, 2.2e9), (2e9, 2e9))
+    (line,) = advice_lines(faster, ["read", "write"], OTHER, DEFAULT)
+    assert line.startswith("On DeepSpeed's own handle, this setting's read rate is 1.100")
+    assert slower_elsewhere(faster, ["read"], OTHER, DEFAULT) == ""
+    both = faster + of_deepspeed("write", (1.6e9, 1.6e9), (2e9, 2e9))
+    said = slower_elsewhere(both, ["read", "write"], OTHER, DEFAULT)
+    assert said.endswith("is faster here, but 6.2 % slower on DeepSpeed's own handle")
+    assert slower_elsewhere(both, ["read", "write"], DEFAULT, DEFAULT) == ""
+    assert slower_elsewhere([], ["read"], OTHER, DEFAULT) == ""

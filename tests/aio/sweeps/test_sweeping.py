@@ -18,10 +18,10 @@ import pytest
 
 from dsexplore._internal.aio.backends.choose import loop_of
 from dsexplore._internal.aio.sweeps import phases, search, sweeping
+from dsexplore._internal.aio.sweeps.fio_and_deepspeed import why_no_reference
 from dsexplore._internal.aio.sweeps.measure import Bench
 from dsexplore._internal.aio.sweeps.measurements import Operation, Sample
-from dsexplore._internal.aio.sweeps.reference_rates import MEMORIES, PINNED
-from dsexplore._internal.aio.sweeps.references import why_no_reference
+from dsexplore._internal.aio.sweeps.references import MEMORIES, PINNED
 from dsexplore._internal.aio.sweeps.result_text import what
 from dsexplore._internal.aio.sweeps.sweep_setup import Plan, Setup
 from dsexplore._internal.errors import UsageError

@@ -13,7 +13,7 @@ import pytest
 
 from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.measurements import Conditions, Operation, RoundSlice, Sample
-from dsexplore._internal.aio.sweeps.reference_rates import Reference
+from dsexplore._internal.aio.sweeps.references import Reference
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.views.page.style import heat
 from dsexplore._internal.views.sweep.sweep_points import cells, directions, limit_of, points

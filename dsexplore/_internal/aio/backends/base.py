@@ -93,7 +93,7 @@ class FlowingEngine(Engine):
     """
 
     @abstractmethod
-    def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
+    def flow(self, first: int, end: int, minimum: int, on_wait: Callable[[int], None] | None = None) -> tuple[int, int]:
         """Wait for finished requests and start as many new ones from index `first` on, again and again.
 
         This ends at a signal, a request that is not accepted, a result that is not as long as the first request of the
@@ -104,7 +104,7 @@ class FlowingEngine(Engine):
             first: index of the first request to start.
             end: index after the last request that may be started.
             minimum: number of finished requests that each wait waits for.
-            look: called after each wait with the index of the next request to start.
+            on_wait: called after each wait with the index of the next request to start.
 
         Returns:
             The index after the last request started, and the number of unfinished requests.

@@ -130,7 +130,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
             return 0
         return got
 
-    def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
+    def flow(self, first: int, end: int, minimum: int, on_wait: Callable[[int], None] | None = None) -> tuple[int, int]:
         # When a wait returns, the processor's caches are cold: each function, object and page that is touched costs
         # more than its bytecode. So the loop is two system calls on prepared arguments, and little else.
         fast, number, counts, starts, places = self._fast, self._number, self._counts, self._starts, self._places
@@ -138,8 +138,8 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         at = 0
         while True:
             got = fast(_GETEVENTS, number, least, most, places[at], forever)
-            if look is not None:
-                look(first)
+            if on_wait is not None:
+                on_wait(first)
             if got < minimum or got > end - first:
                 accepted = 0
                 break

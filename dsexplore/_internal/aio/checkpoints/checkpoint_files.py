@@ -106,7 +106,7 @@ def _folder_checkpoint(folder: Path) -> Checkpoint:
     """Return the only checkpoint in a folder; raise UsageError if there is none, or several."""
     if (folder / ".metadata").is_file():
         files = sorted(folder.glob("*.distcp"))
-        return Checkpoint(folder, "DCP", tuple(files), _sizes(files))
+        return Checkpoint(folder, kind="DCP", files=tuple(files), sizes=_sizes(files))
     indices = sorted(folder.glob(f"*{_INDEX}"))
     if len(indices) > 1:  # of the same shards in two formats, safetensors are read
         safetensors = [index for index in indices if ".safetensors" in index.name]
@@ -146,7 +146,7 @@ def _checkpoint_of(path: Path, files: list[Path]) -> Checkpoint:
     kinds = {_kind_of(file) for file in files}
     if len(kinds) != 1:
         raise UsageError(f"{path} names files of several kinds ({', '.join(sorted(kinds))}): give those of one kind")
-    return Checkpoint(path, kinds.pop(), tuple(files), _sizes(files))
+    return Checkpoint(path, kind=kinds.pop(), files=tuple(files), sizes=_sizes(files))
 
 
 def _kind_of(file: Path) -> Kind:

@@ -50,7 +50,7 @@ class SaveTime(NamedTuple):
     """Seconds to load it."""
 
 
-_NO_TIME = SaveTime(0.0, 0.0, 0.0)
+_NO_TIME = SaveTime(stall=0.0, durable=0.0, load=0.0)
 
 
 @dataclass(frozen=True)

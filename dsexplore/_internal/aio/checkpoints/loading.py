@@ -112,7 +112,7 @@ def _measure(title: str, checkpoints: Sequence[Checkpoint], rounds: int, clock: 
     total = sum(rounds * (2 * len(loaders_of(checkpoint)) + 1) for checkpoint in checkpoints)
     with track("loading", total, "loads") as work:
         measured = tuple(_measure_checkpoint(checkpoint, rounds, clock, work) for checkpoint in checkpoints)
-    return LoadingResult(title, disk, measured, tuple(_notes(checkpoints)))
+    return LoadingResult(title, disk=disk, measured=measured, notes=tuple(_notes(checkpoints)))
 
 
 def _notes(checkpoints: Sequence[Checkpoint]) -> Iterator[str]:

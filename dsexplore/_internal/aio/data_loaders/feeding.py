@@ -22,9 +22,9 @@ from dsexplore._internal.signatures import names_arguments
 if TYPE_CHECKING:
     import torch
 
-_BETWEEN_LOOKS = 0.1
-"""Seconds between two looks at the workers; one that ends in between is not seen at its end."""
-Look = Callable[[], tuple[dict[int, ProcessUse], dict[int, ProcessUse]]]
+_BETWEEN_READINGS = 0.1
+"""Seconds between two readings of what the workers use; one that ends in between is not seen at its end."""
+ReadUse = Callable[[], tuple[dict[int, ProcessUse], dict[int, ProcessUse]]]
 """Returns ({process: use} of this process, {process: use} of its workers)."""
 
 
@@ -62,17 +62,18 @@ def feeding(
         step_seconds=step_seconds,
         warmup=warmup,
         clock=time.perf_counter,
-        look=partial(_look, others),
+        read_use=partial(_current_use, others),
     )
 
 
 def measure(
     loader: Iterable[object],
     seconds: float,
+    *,
     step_seconds: float | None,
     warmup: int,
     clock: Callable[[], float],
-    look: Look,
+    read_use: ReadUse,
 ) -> FeedingResult:
     """Take batches for some seconds.
 
@@ -82,14 +83,14 @@ def measure(
         step_seconds: seconds of a training step without waiting for input; None if unknown.
         warmup: number of first batches that are not counted.
         clock: returns seconds.
-        look: returns what this process and its workers have used so far.
+        read_use: returns what this process and its workers have used so far.
     """
     batches = iter(loader)
     for number in range(warmup):
         if next(batches, None) is None:
             raise UsageError(f"the loader ended after {number} batches: give warmup=0, or a longer one")
-    main_before, workers_before = look()
-    begun = last_look = clock()
+    main_before, workers_before = read_use()
+    begun = last_reading = clock()
     workers_after = dict(workers_before)
     count = samples = nbytes = 0
     while True:
@@ -100,11 +101,11 @@ def measure(
         now = clock()
         if now - begun >= seconds:
             break
-        if now - last_look >= _BETWEEN_LOOKS:
-            last_look = now
-            workers_after |= look()[1]
+        if now - last_reading >= _BETWEEN_READINGS:
+            last_reading = now
+            workers_after |= read_use()[1]
     elapsed = clock() - begun
-    main_after, workers = look()
+    main_after, workers = read_use()
     workers_after |= workers  # workers that have ended stay with their last use
     if not count:
         raise UsageError(f"the loader has no more than {warmup} batches: give warmup=0, or a longer one")
@@ -121,7 +122,7 @@ def measure(
     )
 
 
-def _look(others: set[int]) -> tuple[dict[int, ProcessUse], dict[int, ProcessUse]]:
+def _current_use(others: set[int]) -> tuple[dict[int, ProcessUse], dict[int, ProcessUse]]:
     """Return the use of this process, and of its workers: its child processes without `others` and helpers."""
     pids = set(children_of(os.getpid())) - others - helpers_of_multiprocessing()
     return use_of([os.getpid()]), use_of(pids)

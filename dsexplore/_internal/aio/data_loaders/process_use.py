@@ -72,11 +72,11 @@ def helpers_of_multiprocessing() -> set[int]:
 
 
 def used_between(before: dict[int, ProcessUse], after: dict[int, ProcessUse]) -> ProcessUse:
-    """Return what processes have used between two looks; processes that are only in `after` have started between."""
+    """Return what processes have used between two readings; processes that are only in `after` have started between."""
     cpu_seconds = queued_seconds = 0.0
     read = from_disk = 0
     for pid, use in after.items():
-        earlier = before.get(pid, ProcessUse(0.0, 0, 0))
+        earlier = before.get(pid, ProcessUse(cpu_seconds=0.0, read=0, from_disk=0))
         cpu_seconds += use.cpu_seconds - earlier.cpu_seconds
         read += use.read - earlier.read
         from_disk += use.from_disk - earlier.from_disk

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.sweeps.measurements import Measurements, Rounds, lowest_ratios
-from dsexplore._internal.aio.sweeps.reference_rates import slower_elsewhere
+from dsexplore._internal.aio.sweeps.references import slower_elsewhere
 from dsexplore._internal.aio.sweeps.statistics import MATTERS, Interval, median, ratio_interval
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_share

@@ -275,9 +275,9 @@ class Bench:
         return TransferJob(
             HostMemory(address, len(part), self._arena),
             TransferFile(target.fd, write=target.write),
-            part.start,
-            config,
-            config.thread_count,
+            offset=part.start,
+            config=config,
+            shares=config.thread_count,
             watch=run.watch if run else None,
             rings=run.rings if run else None,
         )

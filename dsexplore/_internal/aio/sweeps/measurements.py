@@ -14,7 +14,7 @@ from typing import Literal
 
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.disk import Disk
-from dsexplore._internal.aio.sweeps.reference_rates import Reference
+from dsexplore._internal.aio.sweeps.references import Reference
 from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
 
 Mode = Literal["tensor", "ring"]
@@ -92,7 +92,7 @@ def mix(rates: Mapping[str, float], read_share: float) -> float:
 
 def operation_ratios(measured: Sequence[RoundSlice], control: AioConfig, operation: str) -> Rounds:
     """Return the rate of each setting relative to the control's in the same round, in one direction."""
-    return mixed_ratios([m for m in measured if m.sample.operation == operation], control, 1.0)
+    return mixed_ratios([m for m in measured if m.sample.operation == operation], control, read_share=1.0)
 
 
 def mixed_ratios(measured: Sequence[RoundSlice], control: AioConfig, read_share: float) -> Rounds:

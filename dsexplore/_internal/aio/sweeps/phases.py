@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from dsexplore._internal.aio.aio_config import NEAR_LIMIT, AioConfig
 from dsexplore._internal.aio.buffers import can_pin, memory_suffices
 from dsexplore._internal.aio.sweeps import search
+from dsexplore._internal.aio.sweeps.fio_and_deepspeed import run_deepspeed, run_fio
 from dsexplore._internal.aio.sweeps.measure import Bench
 from dsexplore._internal.aio.sweeps.measurements import Conditions, Operation
-from dsexplore._internal.aio.sweeps.reference_rates import MEMORIES, PINNED, Reference
-from dsexplore._internal.aio.sweeps.references import run_deepspeed, run_fio
+from dsexplore._internal.aio.sweeps.references import MEMORIES, PINNED, Reference
 from dsexplore._internal.aio.sweeps.result import SweepResult
 from dsexplore._internal.aio.sweeps.round_measurer import Budget, RoundMeasurer, WrittenEnough
 from dsexplore._internal.aio.sweeps.sweep_setup import CONTROL, Progress, Report, Setup
@@ -212,7 +212,7 @@ def measure_limit(run: RunningSweep) -> None:
                 continue
             most = budget.bytes_left() / _LIMIT_RUNS
             rates = [bench.measure(config, operation, setup.plan.slice, most=most).rate for _ in range(_LIMIT_RUNS)]
-            run.references.append(Reference("ring", operation, config, tuple(rates), note))
+            run.references.append(Reference("ring", operation, config, rates=tuple(rates), note=note))
 
 
 def compare_memories(run: RunningSweep, memories: Sequence[str]) -> None:
@@ -249,7 +249,7 @@ def compare_memories(run: RunningSweep, memories: Sequence[str]) -> None:
             for name, bench, rates in zip(memories, benches, zip(*turns, strict=True), strict=True):
                 huge = bench.buffer.huge_share()
                 note = "share of huge pages unknown" if huge is None else f"{format_share(huge, 1)} huge pages"
-                run.references.append(Reference(name, operation, best, tuple(rates), note))
+                run.references.append(Reference(name, operation, best, rates=tuple(rates), note=note))
 
 
 def run_reference(run: RunningSweep, name: str) -> None:
@@ -263,11 +263,11 @@ def run_reference(run: RunningSweep, name: str) -> None:
         run.report(Progress(0.99, f"{name}: {operation}"))
         measure = _fio_rates if name == "fio" else _deepspeed_rates
         for config, rates in zip(configs, measure(run, configs, operation), strict=True):
-            run.references.append(Reference(name, operation, config, rates, _REFERENCE_NOTES[name]))
+            run.references.append(Reference(name, operation, config, rates=rates, note=_REFERENCE_NOTES[name]))
 
 
 def _fio_rates(run: RunningSweep, configs: Sequence[AioConfig], operation: Operation) -> list[tuple[float, ...]]:
-    """Return the rate of each setting, from one run of fio each."""
+    """Run fio once with each setting and return its rate; bytes written count in the budget."""
     setup = run.setup
     rates: list[tuple[float, ...]] = []
     for config in configs:
@@ -279,9 +279,9 @@ def _fio_rates(run: RunningSweep, configs: Sequence[AioConfig], operation: Opera
 
 
 def _deepspeed_rates(run: RunningSweep, configs: Sequence[AioConfig], operation: Operation) -> list[tuple[float, ...]]:
-    """Return the rates of each setting, measured in turn on memory that DeepSpeed allocates."""
+    """Run the settings in turn on DeepSpeed's memory and return their rates; bytes written count in the budget."""
     setup = run.setup
-    rates = run_deepspeed(setup.path, setup.size, configs, operation, _LIMIT_RUNS)
+    rates = run_deepspeed(setup.path, setup.size, configs, operation, turns=_LIMIT_RUNS)
     if operation == "write":
         run.budget.bytes_by_others += setup.size * _LIMIT_RUNS * len(configs)
     return rates

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from dsexplore._internal.aio.sweeps import result_text
 from dsexplore._internal.aio.sweeps.choice import Best, recommend
+from dsexplore._internal.aio.sweeps.fio_and_deepspeed import fio_job
 from dsexplore._internal.aio.sweeps.measurements import Measurements, mixed_rate
-from dsexplore._internal.aio.sweeps.references import fio_job
 from dsexplore._internal.aio.sweeps.result_rows import setting_rows, shared_rows, slice_rows
 from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.display import Result
@@ -27,7 +27,7 @@ class SweepResult(Measurements, SavedJson, Result):
 
     _INTERNAL = frozenset({"FORMAT", "compare_rows", "deciding", "unlike"})
 
-    FORMAT: ClassVar[SavedFormat] = SavedFormat("dsexplore sweep", 1, "sweep", "SweepResult.save")
+    FORMAT: ClassVar[SavedFormat] = SavedFormat("dsexplore sweep", version=1, kind="sweep", writer="SweepResult.save")
 
     def __repr__(self) -> str:
         what = " and ".join(self.operations) or "nothing"

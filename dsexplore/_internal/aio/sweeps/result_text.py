@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dsexplore._internal.aio.aio_config import AioConfig
 from dsexplore._internal.aio.sweeps.choice import contenders, recommend
 from dsexplore._internal.aio.sweeps.measurements import Measurements, Sample, by_transfer
-from dsexplore._internal.aio.sweeps.reference_rates import advice_lines, memory_lines
+from dsexplore._internal.aio.sweeps.references import advice_lines, memory_lines
 from dsexplore._internal.aio.sweeps.result_rows import shared_sizes
 from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
 from dsexplore._internal.units import format_bytes, format_rate, format_rate_range

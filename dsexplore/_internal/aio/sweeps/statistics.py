@@ -56,10 +56,10 @@ def ratio_interval(ratios: Sequence[float]) -> Interval:
     logs = [math.log(ratio) for ratio in ratios]
     mean = sum(logs) / n
     if n == 1:
-        return Interval(ratios[0], 0.0, math.inf, 1)
+        return Interval(ratios[0], low=0.0, high=math.inf, n=1)
     spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / (n - 1) / n)
     half = spread * (_T95[n - 2] if n - 1 <= len(_T95) else 1.96)
-    return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), n)
+    return Interval(math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half), n=n)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

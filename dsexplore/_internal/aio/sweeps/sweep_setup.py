@@ -301,7 +301,8 @@ class Setup:
         try:
             for at in range(0, self.size, chunk.nbytes):
                 part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
-                job = TransferJob(memory_of(part, writable=False), TransferFile(self.path, write=True), at, CONTROL, 1)
+                memory, target = memory_of(part, writable=False), TransferFile(self.path, write=True)
+                job = TransferJob(memory, target, offset=at, config=CONTROL, shares=1)
                 pool.start(job, share=0, thread=0)
                 job.finished.wait()
                 if job.error is not None:

@@ -15,10 +15,10 @@ from dsexplore._internal.aio.aio_config import as_integer
 from dsexplore._internal.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore._internal.aio.sweeps import search
 from dsexplore._internal.aio.sweeps.bench_processes import BenchTogether, start_workers
+from dsexplore._internal.aio.sweeps.fio_and_deepspeed import why_no_reference
 from dsexplore._internal.aio.sweeps.measure import Bench
 from dsexplore._internal.aio.sweeps.measurements import Mode
 from dsexplore._internal.aio.sweeps.phases import RunningSweep, run_phases
-from dsexplore._internal.aio.sweeps.references import why_no_reference
 from dsexplore._internal.aio.sweeps.result import SweepResult
 from dsexplore._internal.aio.sweeps.round_measurer import Budget, RoundMeasurer
 from dsexplore._internal.aio.sweeps.sweep_setup import Plan, Progress, Report, Setup, WriteMode, reporting
@@ -107,12 +107,12 @@ def sweep(
         bench: Bench | BenchTogether = setup.bench
         if plan.processes > 1:
             worker_folders = [folders[number % len(folders)] for number in range(1, plan.processes)]
-            workers = start_workers(stack, worker_folders, plan, engine, direct)
+            workers = start_workers(stack, worker_folders, plan, engine=engine, direct=direct)
             bench = BenchTogether(setup.bench, workers)
-        budget = Budget(setup, bench, time.monotonic, begun)
-        measurer = RoundMeasurer(setup, bench, budget, report, random.Random(seed))
+        budget = Budget(setup, bench, clock=time.monotonic, begun=begun)
+        measurer = RoundMeasurer(setup, bench, budget, report=report, shuffle=random.Random(seed))
         conditions = replace(setup.conditions(unavailable), further_folders=tuple(folders[1:]))
-        run = RunningSweep(setup, measurer, budget, report, conditions)
+        run = RunningSweep(setup, measurer, budget, report=report, conditions=conditions)
         result = run_phases(run, [name for name in references if name not in unavailable])
         report(Progress(1.0, "interrupted" if result.interrupted else "done"))
         return result

@@ -137,7 +137,12 @@ def call_waits(records: Iterable[Record], dropped: Mapping[Series, int], skew: S
     for (name, ranks), number, record in numbered(records, dropped):
         row = timed.get((name, ranks, number))
         if row is not None:
-            yield CallWait(record, row["duration"], row["took"] - row["duration"], row["late_ranks"] or [])
+            yield CallWait(
+                record,
+                transfer=row["duration"],
+                waited=row["took"] - row["duration"],
+                late_ranks=row["late_ranks"] or [],
+            )
 
 
 def _arrivals_of(skew: Skew, rank: int) -> pl.DataFrame:
@@ -273,7 +278,7 @@ class LogContent:
         skew, differences = compared_logs.compare(records, self._dropped)
         waits = list(call_waits(records, self._dropped.numbered, skew, own_rank()))
         summary = CommsSummary(self._records(), self._dropped.lines, waiting_of_lines(waits))
-        return _Compared(summary, skew, waits, differences)
+        return _Compared(summary, skew=skew, waits=waits, differences=differences)
 
     def _comparable_records(self) -> list[Record]:
         """Return the records that other ranks' logs have under the same numbers."""

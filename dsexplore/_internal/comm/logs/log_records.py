@@ -290,7 +290,7 @@ def _members(issued: Issued, calls: Sequence[LoggedCall | None]) -> Iterator[Rec
     for message, member in zip(issued.messages, calls, strict=False):
         if member is not None and member.is_wanted:
             share = message.nbytes / total if total else 1 / len(issued.messages)
-            yield Record(issued, member, message, share)
+            yield Record(issued, call=member, message=message, share=share)
 
 
 def joined_collectives(call: LoggedCall) -> Issued:
@@ -300,7 +300,7 @@ def joined_collectives(call: LoggedCall) -> Issued:
     joined: Issued = copy(call.issued[-1])
     joined.start = call.issued[0].start
     size = sum(message.nbytes for issued in call.issued for message in issued.messages)
-    joined.messages = [Message(call.spelling.op, size, torch.uint8, ())]
+    joined.messages = [Message(call.spelling.op, nbytes=size, dtype=torch.uint8, shape=())]
     return joined
 
 

@@ -143,7 +143,14 @@ class Line:
 def line_key(record: Record) -> LineKey:
     """Return the key of the line that a record belongs to."""
     group = record.group
-    return LineKey(record.name, record.op, record.layer, group.name, group.size, record.bytes)
+    return LineKey(
+        name=record.name,
+        op=record.op,
+        layer=record.layer,
+        group=group.name,
+        group_size=group.size,
+        message_bytes=record.bytes,
+    )
 
 
 def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
@@ -155,7 +162,13 @@ def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
         identity = id(record.call), id(record.message), id(record.issued.group)
         line = known_lines.get(identity)
         if line is None:
-            new_line = Line(record.name, record.op, record.layer, record.group, record.bytes)
+            new_line = Line(
+                name=record.name,
+                op=record.op,
+                layer=record.layer,
+                group=record.group,
+                message_bytes=record.bytes,
+            )
             line = known_lines[identity] = lines.setdefault(line_key(record), new_line)
             first_records.append(record)
         line.add(record.seconds)

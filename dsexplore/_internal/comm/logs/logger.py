@@ -307,8 +307,9 @@ class CommsLogger(LogContent):
             group_size: number of ranks of the process group; None for the world.
         """
         group = _group_of_size(group_size)
-        message = Message(plain_op(raw_name), msg_size, None, ())
-        issued = Issued(OWN_OP + raw_name, [message], group, group.own_rank, Origin("other", None, None, ()))
+        message = Message(plain_op(raw_name), nbytes=msg_size, dtype=None, shape=())
+        origin = Origin("other", trigger=None, owner=None, sources=())
+        issued = Issued(OWN_OP + raw_name, [message], group, group.own_rank, origin)
         issued.end = self.clock() + self.epoch
         issued.start = issued.end - max(1, round(latency * 1e6))
         spelling = Spelling(raw_name, plain_op(raw_name), self.append, is_custom=True)
@@ -322,7 +323,8 @@ class CommsLogger(LogContent):
 def _group_of_size(size: int | None) -> Group:
     """Return the world, or a description of a group with `size` ranks if the world has another size."""
     world = td.group.WORLD if td.is_available() and td.is_initialized() else None
-    group = Group("", 1, (0,), "", "", timing="host") if world is None else describe_group(world)
+    alone = Group(name="", size=1, ranks=(0,), backend="", description="", timing="host")
+    group = alone if world is None else describe_group(world)
     if size is None or size == group.size:
         return group
     return Group(

@@ -138,7 +138,7 @@ def _prepare_in_place(
             target.copy_(source)
         collective(target)
 
-    return Prepared(call, target, expected, refill=lambda: target.copy_(source))
+    return Prepared(call, result=target, expected=expected, refill=lambda: target.copy_(source))
 
 
 def _all_reduce(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
@@ -171,9 +171,9 @@ def _all_gather(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     local_part = gathered.split(count)[swept.rank] if in_place else swept.empty(count)
     source = swept.input_of(swept.rank, count)
     return Prepared(
-        lambda: td.all_gather_into_tensor(gathered, local_part, group=swept.group),
-        gathered,
-        lambda indices: swept.pattern(indices % count, indices // count),
+        call=lambda: td.all_gather_into_tensor(gathered, local_part, group=swept.group),
+        result=gathered,
+        expected=lambda indices: swept.pattern(indices % count, indices // count),
         refill=lambda: local_part.copy_(source),
     )
 
@@ -183,9 +183,9 @@ def _reduce_scatter(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     reduced = source.clone() if in_place else source
     local_part = reduced.split(count)[swept.rank] if in_place else swept.empty(count)
     return Prepared(
-        lambda: td.reduce_scatter_tensor(local_part, reduced, group=swept.group),
-        local_part,
-        lambda indices: swept.sum_at(indices + swept.rank * count),
+        call=lambda: td.reduce_scatter_tensor(local_part, reduced, group=swept.group),
+        result=local_part,
+        expected=lambda indices: swept.sum_at(indices + swept.rank * count),
         refill=(lambda: reduced.copy_(source)) if in_place else None,
     )
 
@@ -194,9 +194,9 @@ def _all_to_all(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     source = swept.input_of(swept.rank, count).repeat(swept.size)
     received = torch.empty_like(source)
     return Prepared(
-        lambda: td.all_to_all_single(received, source, group=swept.group),
-        received,
-        lambda indices: swept.pattern(indices % count, indices // count),
+        call=lambda: td.all_to_all_single(received, source, group=swept.group),
+        result=received,
+        expected=lambda indices: swept.pattern(indices % count, indices // count),
     )
 
 
@@ -205,9 +205,9 @@ def _gather(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     gathered = swept.empty(count * swept.size if swept.rank == 0 else 0)
     parts = list(gathered.split(count)) if swept.rank == 0 else None
     return Prepared(
-        lambda: td.gather(source, parts, dst=root, group=swept.group),
-        gathered if swept.rank == 0 else None,
-        lambda indices: swept.pattern(indices % count, indices // count),
+        call=lambda: td.gather(source, parts, dst=root, group=swept.group),
+        result=gathered if swept.rank == 0 else None,
+        expected=lambda indices: swept.pattern(indices % count, indices // count),
     )
 
 
@@ -215,9 +215,9 @@ def _scatter(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     root, local_part = swept.to_global(0), swept.empty(count)
     parts = [swept.input_of(rank, count) for rank in range(swept.size)] if swept.rank == 0 else None
     return Prepared(
-        lambda: td.scatter(local_part, parts, src=root, group=swept.group),
-        local_part,
-        lambda indices: swept.pattern(indices, swept.rank),
+        call=lambda: td.scatter(local_part, parts, src=root, group=swept.group),
+        result=local_part,
+        expected=lambda indices: swept.pattern(indices, swept.rank),
     )
 
 
@@ -235,4 +235,4 @@ def _send(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
         for work in td.batch_isend_irecv(exchange):
             work.wait()
 
-    return Prepared(call, received, lambda indices: swept.pattern(indices, previous_rank))
+    return Prepared(call, result=received, expected=lambda indices: swept.pattern(indices, previous_rank))

@@ -105,7 +105,7 @@ class CommSweep(SavedJson, Result):
     _INTERNAL = frozenset({"FORMAT", "points_of", "what"})
 
     FORMAT: ClassVar[SavedFormat] = SavedFormat(
-        "dsexplore communication sweep", 1, "sweep of collectives", "CommSweep.save"
+        "dsexplore communication sweep", version=1, kind="sweep of collectives", writer="CommSweep.save"
     )
 
     conditions: SweepConditions

@@ -41,7 +41,7 @@ class Savings:
     Args:
         tables: trace of the step.
         program: program of one rank, with the times of its kernels and collectives.
-        played: simulated step of that rank.
+        simulated: simulated step of that rank.
         peak: largest peak of all traced ranks.
         cluster: cluster with the GPU and its links.
         domain: number of consecutive ranks that share the fast links.
@@ -51,7 +51,7 @@ class Savings:
         self,
         tables: Tables,
         program: StepProgram,
-        played: SimulatedStep,
+        simulated: SimulatedStep,
         peak: PeakMemory,
         cluster: Cluster,
         domain: int,
@@ -62,7 +62,7 @@ class Savings:
         self._backward: dict[str, float] = defaultdict(float)
         self._layers: dict[str, set[str]] = defaultdict(set)
         self._recomputed: set[str] = set()
-        for span in played.spans:
+        for span in simulated.spans:
             if span.kind == "communication" or span.kind == IDLE or is_receiving(span):
                 continue
             layer = layer_of(span.module)

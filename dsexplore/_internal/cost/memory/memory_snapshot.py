@@ -115,13 +115,12 @@ def _peak(content: Any, device: int | None) -> MemorySnapshot:
         sizes[segment.get("device", 0)] += segment["total_size"]
     devices = sorted({*sizes, *(number for number, events in enumerate(traces) if events)})
     if device is None:
-        device = sizes.most_common(1)[0][0] if sizes else (devices[0] if devices else 0)
+        device = max(devices, key=sizes.__getitem__, default=0)
     elif device not in devices:
         raise UsageError(f"the snapshot has no memory of GPU {device}: it has {', '.join(map(str, devices)) or 'none'}")
     events = traces[device] if device < len(traces) else []
-    return _AllocatorHistory([segment for segment in segments if segment.get("device", 0) == device], events).peak(
-        device
-    )
+    own_segments = [segment for segment in segments if segment.get("device", 0) == device]
+    return _AllocatorHistory(own_segments, events).peak(device)
 
 
 class _AllocatorHistory:
@@ -158,19 +157,25 @@ class _AllocatorHistory:
         """Return the memory at the moment when most was allocated."""
         live, reserved = dict(self._before), self._reserved
         now = sum(size for size, _ in live.values())
-        best, at, then = now, 0, reserved
+        most, at, reserved_at_most = now, 0, reserved
         for number, event in enumerate(self._events, start=1):
             change, reserved = self._applied(event, live, reserved)
             now += change
-            if now > best:
-                best, at, then = now, number, reserved
+            if now > most:
+                most, at, reserved_at_most = now, number, reserved
         live, reserved = dict(self._before), self._reserved
         for event in self._events[:at]:
             _, reserved = self._applied(event, live, reserved)
         blocks: dict[tuple[Frame, ...], Counter[int]] = {}
         for size, stack in live.values():
             blocks.setdefault(stack, Counter())[size] += 1
-        return MemorySnapshot(device, best, max(then, best), blocks, bool(self._events))
+        return MemorySnapshot(
+            device,
+            allocated=most,
+            reserved=max(reserved_at_most, most),
+            blocks=blocks,
+            recorded=bool(self._events),
+        )
 
     def _applied(
         self, event: Mapping[str, Any], live: dict[int, tuple[int, tuple[Frame, ...]]], reserved: int
@@ -234,15 +239,13 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
     memory = prediction.memory
     predicted = dict(memory.causes.iter_rows())
     predicted[ALLOCATOR_GAPS] = memory.most - memory.outside - int(memory)
-    last = (UNKNOWN, ALLOCATOR_GAPS, "outside the allocator")
-    uses = sorted(
-        {*predicted, *measured},
-        key=lambda what: (
-            last.index(what) + 1 if what in last else 0,
-            -max(predicted.get(what, 0), measured.get(what, 0)),
-            what,
-        ),
-    )
+    last = ("", UNKNOWN, ALLOCATOR_GAPS, "outside the allocator")
+
+    def order(what: str) -> tuple[int, int, str]:
+        largest = max(predicted.get(what, 0), measured.get(what, 0))
+        return last.index(what) if what in last else 0, -largest, what
+
+    uses = sorted({*predicted, *measured}, key=order)
     rows = [(what, predicted.get(what), measured.get(what)) for what in uses]
     return pl.DataFrame(rows, schema={"what": pl.String, "predicted": pl.Int64, "allocated": pl.Int64}, orient="row")
 

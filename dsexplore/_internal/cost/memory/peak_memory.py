@@ -74,8 +74,8 @@ def peak_memory(memory: pl.DataFrame, kernels: pl.DataFrame, step: int, has_stre
     curve = curves[rank]
     top = curve.row(int(curve["total"].arg_max() or 0), named=True)
     return PeakMemory(
-        rank,
-        sizes[rank],
+        rank=rank,
+        size=sizes[rank],
         tensors=int(top["total"]),
         parts=MappingProxyType({use: top[use] for use in USES}),
         phase=top["phase"],

@@ -138,7 +138,7 @@ def compare_meshes(
     if not axes or len(set(axes)) < len(axes):
         raise UsageError(f"axes={tuple(axes)!r}: name one axis or more, each once")
     combined = _combined(choices or {})
-    content = pack_program(build, (), None)
+    content = pack_program(build, args=(), namespace=None)
     folder = Path(cache) if cache is not None else _private_cache()
     folder.mkdir(parents=True, exist_ok=True)
     candidates: list[MeshCandidate] = []
@@ -146,7 +146,7 @@ def compare_meshes(
     for sizes in factorisations(world_size, axes):
         reason = _illegal(sizes, machine, keep)
         if reason:
-            candidates.append(MeshCandidate(sizes, None, reason))
+            candidates.append(MeshCandidate(sizes, prediction=None, dropped=reason))
         else:
             wanted += [_MeshTraces.of(sizes, choice, content, folder, skip_repeats) for choice in combined]
     predicted: dict[str, MeshCandidate] = {}
@@ -221,7 +221,7 @@ class _MeshTraces:
             text = f"{text_of({**sizes, **choice})} {stage} {skip_repeats}"
             name = hashlib.sha256(content + text.encode()).hexdigest()[:24]
             ranks.append(_RankTrace(stage * stride, folder / f"{name}.parquet"))
-        return cls(sizes, choice, ranks, skip_repeats)
+        return cls(sizes, choice=choice, ranks=ranks, skip_repeats=skip_repeats)
 
     @property
     def text(self) -> str:
@@ -348,13 +348,16 @@ def _predicted(mesh: _MeshTraces, machine: Cluster) -> MeshCandidate:
     """Return the prediction of a traced mesh, or the reason why it is dropped."""
     for rank in mesh.ranks:
         if rank.reason.exists():
-            return MeshCandidate(mesh.sizes, None, rank.reason.read_text(encoding="utf-8"), mesh.choice)
-        if not rank.file.exists():
-            return MeshCandidate(mesh.sizes, None, "not traced, as it was interrupted", mesh.choice)
+            reason = rank.reason.read_text(encoding="utf-8")
+        elif not rank.file.exists():
+            reason = "not traced, as it was interrupted"
+        else:
+            continue
+        return MeshCandidate(mesh.sizes, prediction=None, dropped=reason, choice=mesh.choice)
     parts = [load_tables(rank.file) for rank in mesh.ranks]
     tables = merge_tables(parts) if len(parts) > 1 else parts[0]
     prediction = predict(tables, machine)
     if prediction.fits:
         prediction.step  # noqa: B018 # simulates the step here, while other meshes are traced
-        return MeshCandidate(mesh.sizes, prediction, choice=mesh.choice)
-    return MeshCandidate(mesh.sizes, prediction, prediction.memory.verdict(), mesh.choice)
+    dropped = "" if prediction.fits else prediction.memory.verdict()
+    return MeshCandidate(mesh.sizes, prediction, dropped=dropped, choice=mesh.choice)
