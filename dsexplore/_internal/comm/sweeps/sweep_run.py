@@ -211,9 +211,7 @@ def _measure(
     slices: list[CollectiveSlice], swept: SweptGroup, rounds: int, seconds: float, clock: Callable[[], float]
 ) -> list[SweepPoint]:
     """Check and time all slices, round by round."""
-    times: dict[CollectiveSlice, list[float]] = {swept_slice: [] for swept_slice in slices}
-    quartiles: dict[CollectiveSlice, list[float]] = {swept_slice: [] for swept_slice in slices}
-    calls = dict.fromkeys(slices, 0)
+    timed: dict[CollectiveSlice, list[_Timed]] = {swept_slice: [] for swept_slice in slices}
     wrong = dict.fromkeys(slices, 0)
     with track("measuring collectives", total=rounds * len(slices), unit="slices") as work:
         for number in range(rounds):
@@ -221,21 +219,17 @@ def _measure(
                 prepared = prepare(swept_slice.op, swept_slice.message_bytes, swept_slice.in_place, swept)
                 if number == 0:
                     wrong[swept_slice] = int(swept.reduced(float(wrong_elements(prepared)), td.ReduceOp.SUM))
-                timed = _time_slice(prepared, swept, seconds, clock)
-                times[swept_slice].append(swept.reduced(timed.mean, td.ReduceOp.SUM) / swept.size)
-                if timed.quartile is not None:
-                    quartiles[swept_slice].append(swept.reduced(timed.quartile, td.ReduceOp.SUM) / swept.size)
-                calls[swept_slice] += timed.calls
+                timed[swept_slice].append(_over_ranks(_time_slice(prepared, swept, seconds, clock), swept))
                 work.advance(1)
     return [
         SweepPoint(
             op=swept_slice.op,
             message_bytes=_whole_bytes(swept_slice, swept),
             in_place=swept_slice.in_place,
-            rounds=tuple(times[swept_slice]),
-            calls=calls[swept_slice],
+            rounds=tuple(times.mean for times in timed[swept_slice]),
+            calls=sum(times.calls for times in timed[swept_slice]),
             wrong=wrong[swept_slice],
-            quartiles=tuple(quartiles[swept_slice]),
+            quartiles=tuple(times.quartile for times in timed[swept_slice] if times.quartile is not None),
         )
         for swept_slice in slices
     ]
@@ -248,7 +242,7 @@ def _whole_bytes(swept_slice: CollectiveSlice, swept: SweptGroup) -> int:
 
 
 class _Timed(NamedTuple):
-    """Times of the calls of one slice on one rank."""
+    """Times of the calls of one slice on one rank, or their means over all ranks."""
 
     mean: float
     """Mean seconds of a call."""
@@ -275,6 +269,14 @@ def _time_slice(prepared: Prepared, swept: SweptGroup, seconds: float, clock: Ca
         durations.append(now - ended)
         ended = now
     return _Timed((ended - begun) / count, quartile=sorted(durations)[count // 4], calls=count)
+
+
+def _over_ranks(timed: _Timed, swept: SweptGroup) -> _Timed:
+    """Return the mean times over all ranks, each of which must make this call."""
+    mean = swept.reduced(timed.mean, td.ReduceOp.SUM) / swept.size
+    if timed.quartile is None:
+        return timed._replace(mean=mean)
+    return timed._replace(mean=mean, quartile=swept.reduced(timed.quartile, td.ReduceOp.SUM) / swept.size)
 
 
 def _mean_seconds(prepared: Prepared, swept: SweptGroup, count: int, clock: Callable[[], float]) -> float:
