@@ -219,7 +219,7 @@ def drive(
         while True:
             if following < total and (overlap or not pending) and not unsettled:
                 count = min(depth - pending, total - following)
-                accepted = _submit(engine, requests, slots, following, count, single)
+                accepted = _submit(engine, requests, slots, first=following, count=count, single=single)
                 following += accepted
                 pending += accepted
             finished = take() if times is None else times.note(take(), following)
@@ -273,7 +273,7 @@ def _submit(engine: Engine, requests: Requests, slots: Slots | None, first: int,
         return 0
     accepted = engine.submit(first, 1 if single else count)
     if accepted < count:
-        accepted += _submit_rest(engine, first + accepted, count - accepted, single, slots)
+        accepted += _submit_rest(engine, first + accepted, count - accepted, single=single, slots=slots)
     return accepted
 
 

@@ -148,35 +148,15 @@ def offload_cost(
     """Predict swaps as `Sharding.offload` documents it."""
     _check(bytes_per_parameter, ranks_per_node, step_seconds, tokens)
     result = disk if isinstance(disk, SweepResult) else _swept(disk)
-    read_rate, write_rate = _rates(result)
+    rates = read_rate, write_rate = _rates(result)
     ranks_of_disk = min(ranks_per_node, sharding.mesh.size)
     numel, nbytes = (ranks_of_disk * count for count in _largest_rank(sharding))
     states = numel * bytes_per_parameter
-    read, written = states / read_rate, states / write_rate
-    swaps = [
-        Swap(
-            what="optimizer states",
-            read=states,
-            written=states,
-            read_seconds=read,
-            write_seconds=written,
-            exposed=read + written,
-        )
-    ]
+    swaps = [_swap("optimizer states", read=states, written=states, rates=rates)]
     notes = [f"Counted are {bytes_per_parameter:g} bytes of states per parameter that is trained."]
     if parameters:
-        reading, writing = 2 * nbytes / read_rate, nbytes / write_rate
-        exposed = max(reading - (step_seconds or 0.0), 0.0) + writing
-        swaps.append(
-            Swap(
-                what="parameters",
-                read=2 * nbytes,
-                written=nbytes,
-                read_seconds=reading,
-                write_seconds=writing,
-                exposed=exposed,
-            )
-        )
+        hidden = 0.0 if step_seconds is None else step_seconds
+        swaps.append(_swap("parameters", read=2 * nbytes, written=nbytes, rates=rates, hidden=hidden))
         notes.append("Parameters are read twice, in forward and in backward, while modules compute, and written once.")
     notes.append(_NOTE)
     return OffloadCost(
@@ -190,6 +170,19 @@ def offload_cost(
         step_seconds=step_seconds,
         tokens=tokens,
         notes=tuple(notes),
+    )
+
+
+def _swap(what: str, *, read: float, written: float, rates: tuple[float, float], hidden: float = 0.0) -> Swap:
+    """Return a swap of bytes at rates of reading and writing; `hidden` seconds of its reads overlap computation."""
+    read_seconds, write_seconds = read / rates[0], written / rates[1]
+    return Swap(
+        what=what,
+        read=read,
+        written=written,
+        read_seconds=read_seconds,
+        write_seconds=write_seconds,
+        exposed=max(read_seconds - hidden, 0.0) + write_seconds,
     )
 
 
