@@ -138,7 +138,7 @@ def coalescing_manager(
         in_use().number_batch(batch.issued)
         label.issued += batch.issued
     if manager.works:
-        handle = Handle(manager.works[-1], call, group, label, batch.copies)
+        handle = Handle(manager.works[-1], call, group=group, call=label, copies=batch.copies)
         batch.works.extend([*manager.works[:-1], handle])
     else:
         comms_logger.end(label)

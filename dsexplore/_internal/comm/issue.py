@@ -154,7 +154,7 @@ def _issue_slow_path(
         batch.add(call, args, copies)
         return work
     if is_async and work is not None:
-        return Handle(work, spelling.name, live, call, copies)
+        return Handle(work, spelling.name, group=live, call=call, copies=copies)
     if call is not None:
         comms_logger.end(call)
     copy_back(copies)

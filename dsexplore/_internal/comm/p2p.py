@@ -233,6 +233,6 @@ def _handles(
     if logged is not None and len(logged.issued) == len(works):
         labels = logged.parts()
     return [
-        Handle(work, "batch_isend_irecv", group, label, copy)
+        Handle(work, "batch_isend_irecv", group=group, call=label, copies=copy)
         for work, label, copy in zip(works, labels, copies, strict=True)
     ]

@@ -81,7 +81,7 @@ def _spelling(
     name: str, call: Callable[..., Any], c10d_op: str = "barrier", as_op: AsOp = tuple, **traits: Any
 ) -> Spelling:
     """Return the `Spelling` of a torch function; the plain op follows from the name, `traits` are further fields."""
-    return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
+    return Spelling(name, plain_op(name), call=call, c10d_op=f"c10d::{c10d_op}", as_op=as_op, **traits)
 
 
 def _wrap_first(args: Sequence[Any]) -> Sequence[Any]:

@@ -46,7 +46,7 @@ def split(fd: int, *, write: bool, address: int, nbytes: int, offset: int, block
     starts = np.arange(0, nbytes, block_size, dtype=np.int64)
     lengths = np.minimum(block_size, nbytes - starts)
     addresses = address + starts if address else np.zeros_like(starts)
-    return Requests(write, fd, addresses, lengths, offset + starts)
+    return Requests(write, fd, addresses=addresses, lengths=lengths, offsets=offset + starts)
 
 
 class Engine(Protocol):

@@ -271,9 +271,9 @@ def describe_group(process_group: Any) -> Group:
     return Group(
         name,
         size,
-        ranks,
-        backend,
-        process_group.group_desc,
+        ranks=ranks,
+        backend=backend,
+        description=process_group.group_desc,
         axis_in_description=axis_of_description(process_group.group_desc, registered_groups()),
         timing=timing_of(backend),
         own_rank=own_rank(),

@@ -186,7 +186,7 @@ class KernelRecording:
             self._wait(self._gathers.pop(0), phase, module)
         if op.name in _FSDP_BUFFERS:
             self.memory.assign([*given, *returned], "buffers")
-        cost = cost_of(func, op, args, kwargs, result, given, returned)
+        cost = cost_of(func, op, args=args, kwargs=kwargs, result=result, sources=given, returned=returned)
         self._count(cost, phase, module, given, returned)
 
     def _meet(self, tensor: torch.Tensor, phase: Phase) -> None:

@@ -117,7 +117,9 @@ class LiveMemory:
                     if since == _BEFORE:
                         _move(self._before, held.use, use, change)
                     else:
-                        self._moves.append(_Move(since, self._segment, change, held.number, held.use, use))
+                        self._moves.append(
+                            _Move(since, self._segment, size=change, number=held.number, before=held.use, use=use)
+                        )
                         _move(self._now, held.use, use, change)
                         if held.number <= self._at_peak_storages:
                             self._move_within(self._at_peak, held.use, use, change)
@@ -176,7 +178,11 @@ class LiveMemory:
         reference = weakref.ref(storage, lambda _gone: self._free(key))
         self._storages += 1
         held = self._held[key] = Held(
-            storage.nbytes(), use, [(self._segment, storage.nbytes())], reference, self._storages
+            storage.nbytes(),
+            use,
+            changes=[(self._segment, storage.nbytes())],
+            reference=reference,
+            number=self._storages,
         )
         return held
 

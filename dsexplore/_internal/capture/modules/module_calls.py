@@ -106,7 +106,9 @@ def _begin(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         module.calls += 1  # a call through a wrapper counts once
     frame = sys._getframe(1)
     sources = modules.lines.innermost(frame.f_back)
-    call = ModuleCall(module, identity, id(frame), sources, thread_calls.inputs.number_of(args, kwargs))
+    call = ModuleCall(
+        module, identity, frame=id(frame), sources=sources, input=thread_calls.inputs.number_of(args, kwargs)
+    )
     try:
         in_progress.append(call)
         thread_calls.add_boundary(next_node_number(), call)

@@ -83,7 +83,13 @@ class ParameterRecords:
                 record = by_module.get(id(module))
                 if record is None:
                     shared = first.get(id(tensor))
-                    record = ParameterRecord(module, name, self._layout(tensor), tensor.requires_grad, shared)
+                    record = ParameterRecord(
+                        module,
+                        name,
+                        layout=self._layout(tensor),
+                        requires_grad=tensor.requires_grad,
+                        shared_with=shared,
+                    )
                     by_module[id(module)] = record
                     self._all.append(record)
                 first.setdefault(id(tensor), record)

@@ -130,7 +130,13 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
         modules: the modules and their calls observed so far; most readings end at the innermost call.
     """
     graph_task = current_graph_task()
-    reading = StackReading(depth, modules, modules.own.calls, graph_task, "other" if graph_task == -1 else "backward")
+    reading = StackReading(
+        depth,
+        modules,
+        thread_calls=modules.own.calls,
+        graph_task=graph_task,
+        phase="other" if graph_task == -1 else "backward",
+    )
     kinds, internal = frame_kinds.kinds, frames.INTERNAL
     frame = innermost
     while frame is not None:

@@ -143,7 +143,11 @@ def _prepare_in_place(
 
 def _all_reduce(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     return _prepare_in_place(
-        count, in_place, swept, lambda tensor: td.all_reduce(tensor, group=swept.group), swept.sum_at
+        count,
+        in_place,
+        swept=swept,
+        collective=lambda tensor: td.all_reduce(tensor, group=swept.group),
+        expected=swept.sum_at,
     )
 
 
@@ -152,16 +156,20 @@ def _broadcast(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     return _prepare_in_place(
         count,
         in_place,
-        swept,
-        lambda tensor: td.broadcast(tensor, root, swept.group),
-        lambda indices: swept.pattern(indices, 0),
+        swept=swept,
+        collective=lambda tensor: td.broadcast(tensor, root, swept.group),
+        expected=lambda indices: swept.pattern(indices, 0),
     )
 
 
 def _reduce(count: int, in_place: bool, swept: SweptGroup) -> Prepared:
     root = swept.to_global(0)
     prepared = _prepare_in_place(
-        count, in_place, swept, lambda tensor: td.reduce(tensor, root, group=swept.group), swept.sum_at
+        count,
+        in_place,
+        swept=swept,
+        collective=lambda tensor: td.reduce(tensor, root, group=swept.group),
+        expected=swept.sum_at,
     )
     return prepared if swept.rank == 0 else replace(prepared, result=None)
 

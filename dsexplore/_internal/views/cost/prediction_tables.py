@@ -137,7 +137,7 @@ def module_rows(prediction: Prediction) -> list[ModuleRow]:
             parts = {name: float(of_modules[modules].sum()) for name, of_modules in seconds.items()}
             if any(parts.values()):
                 count = times * len(fold.rows)
-                rows.append(ModuleRow(len(rows), fold, depth, count, parts))
+                rows.append(ModuleRow(len(rows), fold, depth=depth, times=count, parts=parts))
                 add(codes.folds.children(fold.first), depth + 1, count)
 
     add(codes.folds.roots(), depth=0, times=1)

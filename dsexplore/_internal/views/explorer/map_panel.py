@@ -126,7 +126,7 @@ class MapPanel:
         times = self._times[self._shade]
         assert times is not None  # `shades` offers none without
         rows = np.flatnonzero(mask & self._in_steps)
-        return FlowSeconds(self._codes.tables, times, self._named, rows, self._flows.line[rows])
+        return FlowSeconds(self._codes.tables, times, flows=self._named, rows=rows, line=self._flows.line[rows])
 
     def _link_sums(self) -> _LinkSums | None:
         """Return the sums of the events in steps, in the bytes shown; None if there may be as many sums as events."""
@@ -161,7 +161,7 @@ class MapPanel:
         """
         events, size = self._sent(mask, whole)
         sent = [(*self._named_rows[i], int(size[i]), int(events[i])) for i in np.flatnonzero(events).tolist()]
-        made = map_of(self._codes.tables, sent, self._per_node, self._steps, self._senders)
+        made = map_of(self._codes.tables, sent, ranks_per_node=self._per_node, steps=self._steps, senders=self._senders)
         sizes: Sizes = "wire" if self._codes.kind_of_sizes == "wire" else "message"
         return replace(made, sizes=sizes, running=self._running(mask))
 
@@ -212,7 +212,7 @@ class MapPanel:
 
     def over(self, axis: str, level: str) -> Pick:
         """Pick the events on an axis that go to any rank at this level of link."""
-        flows = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
+        flows = flows_over(self._codes.tables, self._flows.rows, ranks_per_node=self._per_node, axis=axis, level=level)
         return Pick(self._events_of(flows), f"{axis} {level} on the map", link=(axis, level))
 
     def _events_of(self, flows: pl.Series) -> Mask:

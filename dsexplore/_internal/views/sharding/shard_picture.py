@@ -162,9 +162,13 @@ class PanelDrawing:
 
     def _sides(self, left: float, top: float) -> list[tuple[list[AxisCuts], Side]]:
         frame = self.frame
-        rows = Side(self.tensor, self.first_row, frame.rows, frame.height, True, THICK * 0.0, top)
+        rows = Side(
+            self.tensor, self.first_row, size=frame.rows, pixels=frame.height, down=True, left=THICK * 0.0, top=top
+        )
         above = top - 15 - THICK * len(self._across)
-        columns = Side(self.tensor, self.first_column, frame.columns, frame.width, False, left, above)
+        columns = Side(
+            self.tensor, self.first_column, size=frame.columns, pixels=frame.width, down=False, left=left, top=above
+        )
         return [(self._down, rows), (self._across, columns)]
 
     def _brackets(self, left: float, top: float) -> str:
@@ -214,10 +218,12 @@ class PanelDrawing:
         """Return the indices at the upper and the left edge."""
         texts = []
         if self.drawn.columns is not None:
-            for at, x in self._spaced(columns_of, self.first_column, self.frame.columns, self.frame.width, _DIGIT):
+            for at, x in self._spaced(
+                columns_of, self.first_column, size=self.frame.columns, pixels=self.frame.width, digit=_DIGIT
+            ):
                 texts.append(f'<span class="t" style="left:{left + x:.0f}px;top:{top - 13:.0f}px">{at:,}</span> ')
         if self.drawn.rows is not None:
-            for at, y in self._spaced(rows_of, self.first_row, self.frame.rows, self.frame.height, 0):
+            for at, y in self._spaced(rows_of, self.first_row, size=self.frame.rows, pixels=self.frame.height, digit=0):
                 place = f"right:calc(100% - {left - 4:.0f}px);top:{top + y - 6:.0f}px"
                 texts.append(f'<span class="t" style="{place}">{at:,}</span> ')
         return "".join(texts)
@@ -330,7 +336,7 @@ def picture_html(
     titles = Titles(tensor, drawn_mesh.choosing(at))
     which = "the first shards" if at is None else f"shards around rank {rank:,}'s"
     window = zoom(tensor, drawn, at, which) if with_zoom else None
-    drawings = [PanelDrawing(tensor, drawn, panel, frame, titles) for panel in drawn.panels]
+    drawings = [PanelDrawing(tensor, drawn, panel=panel, frame=frame, titles=titles) for panel in drawn.panels]
     panels = [drawing.html(window, with_empty=drawing is drawings[-1]) for drawing in drawings]
     if window is not None:
         panels.append(zoomed(drawings[0], window, *_magnified(window, frame)).html())

@@ -89,7 +89,14 @@ class ShardingView(View):
         """
         from dsexplore._internal.views.sharding.sharding_figures import sharding_figure  # plotly
 
-        return sharding_figure(self._sharding, kind, tensor, optimizer, state_dtype, gradient_dtype)
+        return sharding_figure(
+            self._sharding,
+            kind,
+            tensor=tensor,
+            optimizer=optimizer,
+            state_dtype=state_dtype,
+            gradient_dtype=gradient_dtype,
+        )
 
     def explore(self) -> Any:
         """Return a choice of tensor and rank; the rank's shards and those around them are magnified."""

@@ -116,9 +116,9 @@ def zoom(
         return None
     rows, columns = _extent(down), _extent(across)
     if rows is None:
-        rows = _other_range(columns, HEIGHT / WIDTH, drawn.rows, tensor, at)
+        rows = _other_range(columns, HEIGHT / WIDTH, dim=drawn.rows, tensor=tensor, at=at)
     if columns is None:
-        columns = _other_range(rows, WIDTH / HEIGHT, drawn.columns, tensor, at)
+        columns = _other_range(rows, WIDTH / HEIGHT, dim=drawn.columns, tensor=tensor, at=at)
     shown_rows = _clipped(down or drawn.down, rows)
     shown_columns = _clipped(across or drawn.across, columns)
     places = drawn.panels[0].places

@@ -158,7 +158,9 @@ class TimelineState:
         """Compute the boxes of the window, which `picked` indexes."""
         # summing by kinds pays only for a window that is drawn under several filters
         kinds = self._kinds if self.window == self.whole else None
-        self.boxes = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
+        self.boxes = boxes(
+            self.spans, self.window, columns=self._columns, most=self._most, shown=self.shown, kinds=kinds
+        )
         return self.boxes
 
     def drawn(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class TraceDiffView(View):
         places = {sentence.module: names[sentence] for sentence in names if sentence.about == "module"}
         both = self._predicted(hardware)
         head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), longest=300)}</p>"
-        rows = DiffRows(self._diff, self._difference, sizes, places, both)
+        rows = DiffRows(self._diff, self._difference, sizes=sizes, anchors=places, predictions=both)
         if not rows.roots():
             return html.fragment(head + html.note(SAME))
         legend = diff_tree.key() + self._sizes_note(sizes)
@@ -92,7 +92,7 @@ class TraceDiffView(View):
         below = self._findings(ids.get("finding", "")) + self._in_time(ids.get("time", ""))
         around = head + _headline(self._difference, names, rows.tree.axes) + legend + below
         room = max(budget - len(html.fragment(around, STYLE).encode()), _LEAST)
-        drawn = outline.outline(rows, rows.titles(), room, "module tree of the differences", _SMALL)
+        drawn = outline.outline(rows, rows.titles(), budget=room, label="module tree of the differences", small=_SMALL)
         drawn_names = {
             sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.unused.values()
         }

@@ -212,7 +212,7 @@ def _rows(source: Source, budget: int) -> tuple[list[_OutlineRow], int, int]:
             line = source.line(fold, times)
             budget -= len(line.encode()) + _MARKUP
             waiting.extend((child, depth + 1, times, len(rows)) for child in source.children(fold.first))
-            rows.append(_OutlineRow(fold, depth, times, parent, line))
+            rows.append(_OutlineRow(fold, depth, times=times, parent=parent, line=line))
         elif parent >= 0:
             rows[parent].hidden += 1
         else:

@@ -105,4 +105,4 @@ class TraceView(View):
             Explorer,  # ipywidgets are loaded when an explorer is asked for
         )
 
-        return Explorer(self._trace, figure, height, sizes, tab, hardware)
+        return Explorer(self._trace, figure, height=height, sizes=sizes, tab=tab, hardware=hardware)
