@@ -241,9 +241,7 @@ class KernelRecording:
         if collective is not None:
             self._add_alone(_WAIT, phase, module, collective)
 
-    def _add_alone(
-        self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None
-    ) -> None:
+    def _add_alone(self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None) -> None:
         """Count something at its place in the program, in a segment of its own."""
         self._end_segment()
         self._add(cost, phase, module, waits_for).count += 1
