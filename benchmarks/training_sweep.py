@@ -12,8 +12,9 @@ Runs are drawn by chance: twelve of one model and number of nodes after another,
 looked at to find what nanotron does; ``--skip 60`` draws others. What counts as told apart: a run that crashed is
 predicted not to fit, and another one to fit. Meshes of which some stage gets no block are left out, as they crash
 whatever their memory. Memory is what nanotron reports (`nanotron_memory`). Each is traced as nanotron trains
-(`nanotron_llama`) on fake tensors, and predicted; no number of the package was chosen by these runs. Pipelines are
-played as nanotron plays them, with what their messages and collectives wait for (`nanotron_pipeline`).
+(`nanotron_llama`) on fake tensors, and predicted; of the numbers of the package only `memory_need.NEAR` was chosen by
+these runs, those with nearly full memory. Pipelines are played as nanotron plays them, with what their messages and
+collectives wait for (`nanotron_pipeline`).
 
 The figure has pipelines of two versions of nanotron and does not say which is which: ``scaling_benchmarks.py`` ran some
 again, where their job was one of the early version (67c5ebb6), whose messages wait in steps of 0.1 s. `Published.polls`
