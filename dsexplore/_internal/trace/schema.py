@@ -134,7 +134,7 @@ KERNELS: dict[str, pl.DataType] = {
     "segment": pl.Int32(),  # position in program order: kernels of one segment stand between the same two waits
     "phase": pl.String(),
     "module": pl.String(),  # module that was running; "" outside any
-    "kind": pl.String(),  # matmul, attention, memory, dispatch (ops on DTensors, on the CPU alone), wait, synchronize
+    "kind": pl.String(),  # matmul, attention, memory, dispatch (ops on DTensors, on the CPU alone), wait
     "op": pl.String(),  # aten's name
     "dtype": pl.String(),
     "shape": pl.List(pl.Int64()),  # matmul: batch, m, n, k; attention: batch, heads, queries, keys, head width

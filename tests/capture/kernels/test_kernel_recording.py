@@ -220,23 +220,6 @@ def test_the_compute_stream_waits_where_the_program_does() -> None:
     assert waits["waits_for"].to_list() == [1, 0]
 
 
-@pytest.mark.filterwarnings("ignore:values of fake tensors were read")
-@pytest.mark.parametrize("fake", [False, True])
-def test_the_cpu_waits_where_the_program_reads_a_number(fake: bool) -> None:
-    """Not in an optimizer, whose numbers of steps are on the CPU."""
-    with dsexplore.simulate(1, fake=fake), dsexplore.commtrace(costs=True) as trace:
-        weight = nn.Parameter(torch.ones(8))
-        optimizer = torch.optim.AdamW([weight], foreach=False)
-        loss = weight.exp().sum()
-        loss.item()
-        loss.backward()
-        optimizer.step()
-        bool(weight[0] > 0)
-    assert kernels(trace)["op"].to_list()[:4] == ["ones", "exp", "sum", "item"]
-    waits = kernels(trace, kind="synchronize")
-    assert waits.select("count", "read_bytes", "phase").rows() == [(1, 0, "other"), (1, 0, "other")]
-
-
 def test_gathers_of_fsdp_are_waited_for_before_they_are_copied_out() -> None:
     with dsexplore.simulate(4, fake=True) as mesh:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

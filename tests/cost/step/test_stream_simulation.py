@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore._internal.cost.range import Estimate
-from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Sync, Synchronize, Wait
+from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Sync, Wait
 from dsexplore._internal.cost.step.stream_simulation import SimulatedStep, play
 
 
@@ -50,20 +50,6 @@ def test_short_collectives_wait_for_the_cpu_that_issues_them() -> None:
 def test_issuing_hides_behind_kernels_that_run() -> None:
     played = run(kernels(10), collective(0, 1, "wait", host=3), kernels(10))
     assert (played.seconds, played.idle) == (21, 0)
-
-
-def test_the_cpu_launches_nothing_ahead_of_a_number_that_it_reads() -> None:
-    """The last kernel runs once the CPU, which has waited for the first, has launched it; not with what is ahead."""
-    ahead = kernels(10), kernels(1, host=3)
-    assert run(*ahead).seconds == 11
-    assert run(ahead[0], Synchronize((0, 0, 0)), ahead[1]).idle == 2
-    assert run(ahead[0], Synchronize((1, 1, 1)), ahead[1]).seconds == 13
-
-
-def test_a_message_is_received_before_a_number_of_it_is_read() -> None:
-    received = collective(0, 5, "recv", op="recv")
-    assert run(received, kernels(1, host=3)).seconds == 6
-    assert run(received, Synchronize((0, 0, 0)), kernels(1, host=3)).seconds == 8
 
 
 def test_what_nobody_waits_for_is_over_at_the_end() -> None:

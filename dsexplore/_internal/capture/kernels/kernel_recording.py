@@ -176,10 +176,6 @@ class KernelRecording:
         self._last = phase, module
         if role == op_costs.FREE:
             return
-        if role == op_costs.SYNCHRONIZE:
-            if phase != "optimizer":  # whose numbers of steps are on the CPU
-                self._add_alone(_SYNCHRONIZE, phase, module)
-            return
         if role == op_costs.WAIT:
             self._wait(self._by_storage.pop(self.memory.number(given[0]), None), phase, module)
             return
@@ -239,13 +235,9 @@ class KernelRecording:
     def _wait(self, collective: int | None, phase: Phase, module: ModuleEntry | None) -> None:
         """Record that the compute stream waits for a collective, as a separate segment; None waits for nothing."""
         if collective is not None:
-            self._add_alone(_WAIT, phase, module, collective)
-
-    def _add_alone(self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None) -> None:
-        """Count something at its place in the program, in a segment of its own."""
-        self._end_segment()
-        self._add(cost, phase, module, waits_for).count += 1
-        self._end_segment()
+            self._end_segment()
+            self._add(_WAIT, phase, module, collective).count += 1
+            self._end_segment()
 
     def _meet_models(self) -> None:
         """Count parameters and buffers of models that were called for the first time since, used by ops or not."""
@@ -389,4 +381,3 @@ PATCHES: tuple[Entry, ...] = (
 
 _DISPATCH = OpCost("dispatch", "DTensor", "")
 _WAIT = OpCost("wait", "wait", "")
-_SYNCHRONIZE = OpCost("synchronize", "item", "")

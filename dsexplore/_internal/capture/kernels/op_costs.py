@@ -19,10 +19,10 @@ from dsexplore._internal.capture.collectives.ops import tensors_in
 from dsexplore._internal.torch_internals.dispatch import OpOverload, schema_of
 from dsexplore._internal.torch_internals.tensors import parts_of_sparse
 
-Kind = Literal["matmul", "attention", "memory", "dispatch", "wait", "synchronize"]
+Kind = Literal["matmul", "attention", "memory", "dispatch", "wait"]
 """``matmul``: a matrix product or convolution. ``attention``: a fused attention op. ``memory``: any other op, whose
 time is that of its bytes. ``dispatch``: the dispatch of ops on DTensors, which takes CPU time and moves no bytes.
-``wait``: the compute stream waits for a collective. ``synchronize``: the CPU waits for the compute stream."""
+``wait``: the compute stream waits for a collective."""
 
 FREE: Final = 0  # starts no kernel
 COMMUNICATION: Final = 1
@@ -30,12 +30,11 @@ WAIT: Final = 2  # for a collective
 PRODUCT: Final = 3  # a matrix product or convolution
 ATTENTION: Final = 4
 MEMORY: Final = 5  # any other op
-SYNCHRONIZE: Final = 6  # reads a number, for which the CPU waits
 
 _COMMUNICATION = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "symm_mem"}
 _NOTHING = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"),
-    *("_unsafe_view", "detach", "detach_", "alias", "lift_fresh", "lift", "is_same_size"),
+    *("_unsafe_view", "detach", "detach_", "alias", "lift_fresh", "lift", "_local_scalar_dense", "is_same_size"),
     *("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "_has_compatible_shallow_copy_type", "device"),
     *("record_stream", "_nested_tensor_size", "is_pinned", "_conj", "_neg_view", "equal", "_to_copy_meta"),
 }
@@ -70,7 +69,7 @@ class AtenOp(NamedTuple):
     """The facts about an op that do not depend on its arguments."""
 
     role: int
-    """`FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION`, `MEMORY` or `SYNCHRONIZE`."""
+    """`FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
     name: str
     """The name without namespace and overload, ``"mm"``."""
     parameters: tuple[Any, ...] = ()
@@ -97,8 +96,6 @@ def _role(func: OpOverload, name: str, returns: Sequence[Any]) -> int:
         return ATTENTION
     if func.overloadpacket in flop_registry or name in _PRODUCTS:
         return PRODUCT
-    if name == "_local_scalar_dense":
-        return SYNCHRONIZE
     if name in _NOTHING or func.namespace in ("prim", "profiler") or _are_views(returns):
         return FREE
     return MEMORY

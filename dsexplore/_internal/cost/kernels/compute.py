@@ -128,7 +128,7 @@ def kernel_seconds(
         busy: seconds for which the GPU multiplies in such a step; 0 for a kernel by itself.
     """
     kind, count, of_one = row["kind"], int(row["count"]), float("inf")
-    if kind in ("dispatch", "wait", "synchronize"):
+    if kind in ("dispatch", "wait"):
         return 0.0
     traffic = int(row["read_bytes"] + row["written_bytes"])
     if kind == "memory":

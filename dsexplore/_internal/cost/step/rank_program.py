@@ -102,18 +102,7 @@ class Wait:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class Synchronize:
-    """A wait of the CPU for the compute stream, as ``Tensor.item`` waits for the number that it returns.
-
-    Attributes:
-        host: seconds of the CPU that asks for the number, by `Estimate`.
-    """
-
-    host: Times
-
-
-Item = Kernels | Collective | Wait | Synchronize
+Item = Kernels | Collective | Wait
 
 
 @dataclass(frozen=True)
@@ -292,8 +281,6 @@ class _ItemReader:
         if row["kind"] == "wait":
             return lambda _module, waits_for: Wait(waits_for)
         seconds, host = self._cost(row)
-        if row["kind"] == "synchronize":
-            return lambda _module, _waits_for: Synchronize(host)
         shape = tuple(row["shape"] or ()) if row["kind"] == "matmul" else ()
         return lambda module, _waits_for: Kernels(
             seconds, host, module, phase=row["phase"], kind=row["kind"], shape=shape

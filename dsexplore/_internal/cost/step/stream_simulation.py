@@ -12,8 +12,6 @@ group, once the CPU has issued it, after those issued there before it. When it m
 * Functional collectives, as DTensor issues them: waited for where the program calls ``wait_tensor``.
 * Any other: waited for immediately, or at the end of the phase if issued with ``async_op``.
 
-Where the program reads a number, as by ``Tensor.item``, the CPU waits for the compute stream.
-
 Two collectives on the same link share it. A collective takes multiprocessors from the kernels that run concurrently.
 """
 
@@ -26,7 +24,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from dsexplore._internal.cost.range import Estimate
-from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Synchronize, Wait
+from dsexplore._internal.cost.step.rank_program import Collective, Item, Kernels, Wait
 
 COMPUTE_STREAM = "compute"
 EXPOSED, IDLE = GAPS = ("exposed", "idle")
@@ -228,8 +226,6 @@ class _Streams:
                 self._kernels(item)
             elif isinstance(item, Wait):
                 self._wait(item.seq)
-            elif isinstance(item, Synchronize):
-                self.host = max(self.host + item.host[self.estimate], self.now)
             else:
                 self._issue(item)
         for seq in list(self.unfinished):
