@@ -72,7 +72,7 @@ def test_it_answers_as_the_kernel_does(
     compare(page, explorer)
     page.click("text=clear >> nth=0")
     explorer.filter()
-    for pattern in ("layers.[1-3]*", "*up", "nothing?"):
+    for pattern in ("layers.[1-3]*", "*up", "layers.[^1]", "[z-a]", "nothing?"):
         page.fill("input[aria-label='search']", pattern)
         page.press("input[aria-label='search']", "Enter")
         explorer.widget.pattern = pattern

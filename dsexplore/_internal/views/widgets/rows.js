@@ -52,15 +52,17 @@ export class Rows {
   }
   // The title of a row: one name, or "Net.layers.[0–30].up" for several modules.
   title(i) { return this.path(i, (at) => this.label(at)); }
-  // The fully qualified names of all modules that the row stands for.
-  names(i) {
+  // The rows of all modules that the row stands for, in the model's order.
+  instances(i) {
     let found = [i];
     for (let at = i; at >= 0; at = this.parent(at)) {
       const same = this.fold(at);
       if (same) found = found.flatMap((row) => same[1].map((other) => row - at + other));
     }
-    return found.sort((a, b) => a - b).map((row) => this.path(row, (at) => this.labels[at]));
+    return found.sort((a, b) => a - b);
   }
+  // Their fully qualified names.
+  names(i) { return this.instances(i).map((row) => this.path(row, (at) => this.labels[at])); }
   children(i) {
     const found = [];
     const stop = i < 0 ? this.count : this.end(i);

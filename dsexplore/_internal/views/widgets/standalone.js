@@ -93,7 +93,7 @@ class Standalone {
     if (implicit) for (let i = 0; i < found.length; i++) found[i] &= events.implicit[i];
     this.known = true;
     if (pattern) {
-      const test = wildcard(pattern), owners = this.names.map((name) => test.test(name)), others = this.triggers.map((name) => test.test(name));
+      const test = modulePattern(pattern), owners = this.names.map((name) => test.test(name)), others = this.triggers.map((name) => test.test(name));
       this.known = owners.includes(true) || others.includes(true);
       for (let i = 0; i < found.length; i++) if (!owners[events.owner[i]] && !others[events.trigger[i]]) found[i] = 0;
     }
@@ -108,17 +108,7 @@ class Standalone {
     const [begin, end] = this.range, { events } = this;
     return mask.map((kept, i) => kept && events.begin[i] < end && events.end[i] > begin ? 1 : 0);
   }
-  // The rows that the selected one stands for.
-  get chosenRows() {
-    const { selected } = this.state;
-    if (selected < 0) return [];
-    let found = [selected];
-    for (let at = selected; at >= 0; at = this.rows.parent(at)) {
-      const same = this.rows.fold(at);
-      if (same) found = found.flatMap((row) => same[1].map((other) => row - at + other));
-    }
-    return found.sort((a, b) => a - b);
-  }
+  get chosenRows() { return this.state.selected < 0 ? [] : this.rows.instances(this.state.selected); }
   inside(mask) {
     const rows = this.chosenRows;
     if (!rows.length) return mask;
@@ -341,19 +331,6 @@ class Standalone {
     const since = this.place(events.begin[i]), skew = [events.waiting, events.late_by].map((seconds, k) => seconds && seconds[i] && `${lanes.skew[k][0]}: ${formatSeconds(seconds[i])}`);
     return [...new Set(parts.filter(Boolean)), lanes.timed ? `at ${since}, for ${formatSeconds(events.end[i] - events.begin[i])}` : `at ${since}`, ...skew.filter(Boolean)].join(" · ");
   }
-}
-
-// A shell pattern, of modules that match it and all inside them, with or without the root's name.
-export function wildcard(pattern) {
-  let body = "";
-  for (let i = 0; i < pattern.length; i++) {
-    const end = pattern[i] === "[" ? pattern.indexOf("]", i + 2) : -1;
-    if (pattern[i] === "*") body += ".*";
-    else if (pattern[i] === "?") body += ".";
-    else if (end > 0) { body += `[${pattern.slice(i + 1, end).replace(/\\/g, "\\\\").replace(/^!/, "^")}]`; i = end; }
-    else body += pattern[i].replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&");
-  }
-  return new RegExp(`^(?:[^.]*\\.)?(?:${body})(?=\\.|$)`, "s");
 }
 
 const dropped = (part, what) => `<button class="dsx-drop" data-drop="${part}" aria-label="drop: ${what}">drop</button>`;
