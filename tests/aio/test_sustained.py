@@ -13,7 +13,7 @@ from dsexplore._internal.aio.sustained import SustainedWrites, write_pieces
 from dsexplore._internal.cli import main
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.views.disk.disk_views import SustainedWritesView
+from dsexplore._internal.views.aio.disk_views import SustainedWritesView
 
 pytestmark = pytest.mark.usefixtures("open_files")
 

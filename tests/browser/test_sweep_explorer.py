@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.views.sweep.test_sweep_view import invented
+from tests.views.aio.test_sweep_view import invented
 
 pytestmark = pytest.mark.browser
 

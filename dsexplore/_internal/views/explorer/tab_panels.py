@@ -23,11 +23,11 @@ from dsexplore._internal.views.explorer.name_search import PARAMETER
 from dsexplore._internal.views.explorer.selected_events import SelectedEvents
 from dsexplore._internal.views.explorer.selection import Pick
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.parameter_history.parameter_history_view import history_html, shards_of
 from dsexplore._internal.views.sharding.sharding_view import ShardingView
 from dsexplore._internal.views.trace.byte_sizes import WIRE
 from dsexplore._internal.views.trace.event_codes import EventCodes
 from dsexplore._internal.views.trace.headline_view import MOST_FINDINGS, findings_table
+from dsexplore._internal.views.trace.parameter_history_view import history_html, shards_of
 from dsexplore._internal.views.trace.tree_html import parameters_html
 
 FINDINGS, PARAMETERS, PREDICTION = "findings", "parameters", "prediction"

@@ -1,1 +1,1 @@
-"""The view of what each rank of a cell printed and returned."""
+"""Views of the ranks of a job: what each of a cell printed and returned, and why a job hangs."""

@@ -14,7 +14,7 @@ from dsexplore._internal.analysis.timeline_verdict import is_rank
 from dsexplore._internal.cost.step.predicted_timeline import stage_timeline
 from dsexplore._internal.cost.step.schedules import read_schedule
 from dsexplore._internal.views.page import html
-from dsexplore._internal.views.skew import skew_view
+from dsexplore._internal.views.timeline import skew_view
 from dsexplore._internal.views.timeline.mark_colors import colors_of
 from dsexplore._internal.views.timeline.timeline_drawing import STYLE, drawing, timeline_html, title_html
 from dsexplore._internal.views.timeline.timeline_text import timeline_text

@@ -1,1 +1,1 @@
-"""Views of a trace and of the difference of two: text, static HTML, plotly figures, and the tables they draw."""
+"""Views of a trace, of the difference of two, and of a parameter's history: text, static HTML, plotly figures."""

@@ -18,8 +18,7 @@ from dsexplore._internal.trace.unknown_sizes import format_sum
 from dsexplore._internal.units import format_bytes, format_count
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.html_table import prose, table, text
-from dsexplore._internal.views.skew import skew_view
-from dsexplore._internal.views.timeline import timeline_drawing
+from dsexplore._internal.views.timeline import skew_view, timeline_drawing
 from dsexplore._internal.views.timeline.timeline_text import title_text
 from dsexplore._internal.views.trace import drawings, headline_view, outline
 from dsexplore._internal.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over

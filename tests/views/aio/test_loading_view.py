@@ -1,6 +1,6 @@
 """The view of a `LoadingResult`.
 
-Modules: ``views/disk/disk_views.py``.
+Modules: ``views/aio/disk_views.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from dsexplore._internal.display import plain_text
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.views.disk.disk_views import LoadingView
+from dsexplore._internal.views.aio.disk_views import LoadingView
 from tests.aio.checkpoints.test_loading_result import USUAL, loader, loading
 
 FOUND = loading(USUAL, loader("other", [2.0], 0.5))

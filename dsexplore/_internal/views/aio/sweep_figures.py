@@ -7,10 +7,10 @@ from typing import Any
 
 from dsexplore._internal.aio.sweeps.result import SweepResult
 from dsexplore._internal.units import format_bytes, format_count
+from dsexplore._internal.views.aio.sweep_points import Point, cells, limit_of, points, thread_counts
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.charts import DASHES, color_scale, themed
 from dsexplore._internal.views.page.theme import FIGURE_TEXT, SERIES
-from dsexplore._internal.views.sweep.sweep_points import Point, cells, limit_of, points, thread_counts
 
 _LINE_COLORS = SERIES[:5]
 

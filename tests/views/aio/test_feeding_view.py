@@ -1,11 +1,11 @@
 """The view of a `FeedingResult`.
 
-Modules: ``views/disk/disk_views.py``.
+Modules: ``views/aio/disk_views.py``.
 """
 
 from __future__ import annotations
 
-from dsexplore._internal.views.disk.disk_views import FeedingView
+from dsexplore._internal.views.aio.disk_views import FeedingView
 from tests.aio.data_loaders.test_feeding_result import feeding
 
 

@@ -15,9 +15,9 @@ from dsexplore._internal.aio.disk import Disk
 from dsexplore._internal.aio.sweeps.measurements import Conditions, Operation, RoundSlice, Sample
 from dsexplore._internal.aio.sweeps.references import Reference
 from dsexplore._internal.errors import UsageError
+from dsexplore._internal.views.aio.sweep_points import cells, directions, limit_of, points
+from dsexplore._internal.views.aio.sweep_view import SweepView
 from dsexplore._internal.views.page.style import heat
-from dsexplore._internal.views.sweep.sweep_points import cells, directions, limit_of, points
-from dsexplore._internal.views.sweep.sweep_view import SweepView
 from dsexplore.aio import AioConfig, SweepResult
 
 BLOCKS, DEPTHS, THREADS = (1 << 18, 1 << 20), (4, 8, 16), (1, 2)

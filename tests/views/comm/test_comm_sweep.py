@@ -1,6 +1,6 @@
 """Views of a sweep of collectives and of a calibration: text, page, figures, explorer.
 
-Modules: ``views/comm_sweep/``.
+Modules: ``views/comm/``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from dsexplore import UsageError
 from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore._internal.cost.collectives.calibrate import calibrated
-from dsexplore._internal.views.comm_sweep.comm_sweep_figures import point_text
+from dsexplore._internal.views.comm.comm_sweep_figures import point_text
 from dsexplore.cost import Cluster
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsexplore._internal.views.hang.hang_view import HangView
+from dsexplore._internal.views.ranks.hang_view import HangView
 from tests.analysis.hangs.test_reasons import FIRST, WAITS, report
 
 

@@ -1,6 +1,6 @@
 """The view of an `OffloadCost`.
 
-Modules: ``views/disk/disk_views.py``.
+Modules: ``views/aio/disk_views.py``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from dsexplore._internal.display import plain_text
-from dsexplore._internal.views.disk.disk_views import OffloadCostView
+from dsexplore._internal.views.aio.disk_views import OffloadCostView
 from tests.aio.test_offload import cost
 
 

@@ -16,7 +16,7 @@ from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.trace.trace import Trace
 from dsexplore._internal.units import format_bytes
-from dsexplore._internal.views.skew.skew_view import _labels, window
+from dsexplore._internal.views.timeline.skew_view import _labels, window
 from tests.analysis.late_programs import Program
 
 LATE = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2)

@@ -10,13 +10,13 @@ from dsexplore._internal.aio.sweeps.result import SweepResult
 from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_count, format_rate, format_share
+from dsexplore._internal.views.aio.sweep_figures import FIGURES
+from dsexplore._internal.views.aio.sweep_points import Point, cells, directions, points, thread_counts
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.html_table import Column, prose, table, text
 from dsexplore._internal.views.page.still_figure import still_figure
 from dsexplore._internal.views.page.style import heat
 from dsexplore._internal.views.page.theme import SHADE
-from dsexplore._internal.views.sweep.sweep_figures import FIGURES
-from dsexplore._internal.views.sweep.sweep_points import Point, cells, directions, points, thread_counts
 from dsexplore._internal.views.view import ResultView
 
 _CLICK = "A click on a point shows its block."

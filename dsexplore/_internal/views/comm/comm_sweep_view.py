@@ -8,7 +8,7 @@ from dsexplore._internal.comm.sweeps.sweep_result import CommSweep
 from dsexplore._internal.cost.collectives.calibrate import Calibration
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.units import format_bytes, format_seconds
-from dsexplore._internal.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, point_text, sweep_figure
+from dsexplore._internal.views.comm.comm_sweep_figures import KINDS, calibration_figure, point_text, sweep_figure
 from dsexplore._internal.views.page import html
 from dsexplore._internal.views.page.html_table import Column, table, text
 from dsexplore._internal.views.page.still_figure import still_figure

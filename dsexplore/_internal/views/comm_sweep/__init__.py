@@ -1,1 +1,0 @@
-"""Views of a sweep of collectives and of a calibration."""

@@ -1,1 +1,0 @@
-"""How results of a disk look: checkpoints, states, data loaders and sustained writes."""

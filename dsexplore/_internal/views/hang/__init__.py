@@ -1,1 +1,0 @@
-"""The view of a report of a hang."""

@@ -1,1 +1,0 @@
-"""The comms logger's summary as a table and as plotly figures."""

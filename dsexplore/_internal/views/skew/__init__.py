@@ -1,1 +1,0 @@
-"""Views of a `Skew`: which ranks wait for which, over time."""
