@@ -43,7 +43,7 @@ def with_a_nan(mesh: Any) -> Trained:
     return model, step
 
 
-def play(program: Callable[[Any], Trained], axis: str, folder: str) -> None:
+def train(program: Callable[[Any], Trained], axis: str, folder: str) -> None:
     torch.manual_seed(0)
     _, step = program(init_device_mesh("cpu", (2,), mesh_dim_names=(axis,)))
     with dsexplore.commtrace(numerics=True, save=folder):
@@ -52,7 +52,7 @@ def play(program: Callable[[Any], Trained], axis: str, folder: str) -> None:
 
 
 def recorded(program: Callable[[Any], Trained], axis: str, folder: Path) -> Trace:
-    dsexplore.run_ranks(play, 2, args=(program, axis, str(folder)), timeout=240).check()
+    dsexplore.run_ranks(train, 2, args=(program, axis, str(folder)), timeout=240).check()
     return dsexplore.load(folder)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "dsexplore" / "_internal"
-DOOR = "torch_internals"
+ROOM = "torch_internals"
+"""The room that may name them."""
 OF_PYTHON = {
     "_asdict",
     "_current_frames",
@@ -95,8 +96,8 @@ def names_of_torch(tree: ast.Module, ours: set[str]) -> Iterator[tuple[int, str]
 
 
 def paths(package: Path) -> list[Path]:
-    """Return all modules outside of the door."""
-    return [path for path in sorted(package.rglob("*.py")) if DOOR not in path.relative_to(package).parts]
+    """Return all modules outside of `torch_internals`."""
+    return [path for path in sorted(package.rglob("*.py")) if ROOM not in path.relative_to(package).parts]
 
 
 def sources(package: Path) -> dict[Path, ast.Module]:
@@ -105,7 +106,7 @@ def sources(package: Path) -> dict[Path, ast.Module]:
 
 
 def names_by_room(package: Path) -> dict[str, set[str]]:
-    """Return the private names of torch that each room outside of the door names."""
+    """Return the private names of torch that each room besides `torch_internals` names."""
     trees = sources(package)
     ours = names_of_ours(trees)
     rooms: dict[str, set[str]] = {}

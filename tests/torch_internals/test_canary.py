@@ -17,15 +17,15 @@ from dsexplore._internal.torch_internals.names import TorchName
 
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names asked for here are none of the door's."""
+    """Names asked for here are not among those that the package uses."""
     monkeypatch.setattr(names, "registered_names", dict(names.registered_names))
 
 
-def test_every_name_of_the_door_is_as_expected_on_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_private_name_is_as_expected_on_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])  # setuptools, which a module of torch's imports, adds to it
-    door = canary.load_door()
-    assert len(door) > 50
-    found = canary.differences(door, canary.read_signatures())
+    used = canary.load_all_names()
+    assert len(used) > 50
+    found = canary.differences(used, canary.read_signatures())
     assert not [each for each in found if each.kind == "missing"]
 
 
@@ -73,7 +73,9 @@ def test_what_is_recorded_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(canary, "SIGNATURES", tmp_path / "signatures.json")
-    monkeypatch.setattr(canary, "load_door", lambda: [TorchName("torch.nn:Module._apply"), TorchName("torch:compile")])
+    monkeypatch.setattr(
+        canary, "load_all_names", lambda: [TorchName("torch.nn:Module._apply"), TorchName("torch:compile")]
+    )
     assert canary.main(["--record"]) == 0
     assert canary.main([]) == 0
     minor = ".".join(map(str, names.minor_version(torch.__version__)))
@@ -97,7 +99,7 @@ table = {"c": partial(internal, "torch:c", since="2.10", otherwise=lambda: None)
     ]
 
 
-def test_the_private_names_of_the_door_are_few() -> None:
+def test_the_private_names_are_few() -> None:
     command = [
         sys.executable,
         "-m",

@@ -12,7 +12,7 @@ from dsexplore._internal.torch_internals.names import TorchName, internal, is_th
 
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names asked for here are none of the door's."""
+    """Names asked for here are not among those that the package uses."""
     monkeypatch.setattr(names, "registered_names", dict(names.registered_names))
 
 

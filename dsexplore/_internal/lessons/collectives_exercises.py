@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from dsexplore._internal.lessons.answer_run import run_answer
 from dsexplore._internal.lessons.exercise_tensors import random_tensor, require_close
-from dsexplore._internal.lessons.play import play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 ELEMENTS = 1 << 10
@@ -46,7 +46,7 @@ def _hint_on_bytes(op: str, got: object, size: int, ranks: int) -> str:
 def _wire_bytes(answer: Answer) -> Requirements:
     for ranks in (2, 8):
         for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"):
-            event = play(_issue, ranks, 0, op, ranks).events.row(0, named=True)
+            event = run_answer(_issue, op, ranks, ranks=ranks, rank=0).events.row(0, named=True)
             got = answer(op, event["message_bytes"], ranks)
             is_right = same_bytes(got, event["wire_bytes"])
             hint = "" if is_right else _hint_on_bytes(op, got, event["message_bytes"], ranks)
@@ -57,34 +57,34 @@ def _all_reduce_in_two(answer: Answer) -> Requirements:
     """Require a reduce_scatter and an all_gather in place of an all_reduce."""
     size = 4 * ELEMENTS
     for rank in (0, 3):
-        played = play(answer, 4, rank, random_tensor(ELEMENTS, seed=rank))
-        ops = played.events["op"].to_list()
+        run = run_answer(answer, random_tensor(ELEMENTS, seed=rank), ranks=4, rank=rank)
+        ops = run.events["op"].to_list()
         yield Requirement("no all_reduce", "all_reduce" not in ops, "Build it of two other collectives.")
         is_direct = not {"broadcast", "reduce", "gather", "scatter", "send", "recv"} & {*ops}
         yield Requirement(
             "no rank does more than the others",
             is_direct,
-            f"You sent {played.sent()}: a root must take or give everything, while its peers wait. Share the sum out.",
+            f"You sent {run.sent()}: a root must take or give everything, while its peers wait. Share the sum out.",
         )
         yield Requirement(
             "first a reduce_scatter",
             ops[:1] == ["reduce_scatter"],
-            f"You sent {played.sent()}: let each rank sum one part first, so that nobody needs all tensors.",
+            f"You sent {run.sent()}: let each rank sum one part first, so that nobody needs all tensors.",
         )
         yield Requirement(
             "then an all_gather, and no more",
             ops == ["reduce_scatter", "all_gather"],
-            f"You sent {played.sent()}: each rank has one part of the sum, and all need all parts.",
+            f"You sent {run.sent()}: each rank has one part of the sum, and all need all parts.",
         )
         yield Requirement(
             "each of the whole tensor",
-            played.events["message_bytes"].to_list() == [size, size],
-            f"You sent {played.sent()}, not twice {size:,} bytes: scatter the tensor, gather its parts.",
+            run.events["message_bytes"].to_list() == [size, size],
+            f"You sent {run.sent()}, not twice {size:,} bytes: scatter the tensor, gather its parts.",
         )
         tensor = random_tensor(ELEMENTS, seed=rank)
         yield require_close(
             "it returns the parts that it gathered",
-            played.value,
+            run.value,
             tensor.chunk(4)[rank].repeat(4),
             "Return the gathered tensor, of the shape of the argument.",
         )

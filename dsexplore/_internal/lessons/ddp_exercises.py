@@ -6,8 +6,8 @@ from typing import cast
 
 from torch import nn
 
+from dsexplore._internal.lessons.answer_run import AnswerRun, run_answer
 from dsexplore._internal.lessons.exercise_tensors import is_close, layers, random_tensor, require_close
-from dsexplore._internal.lessons.play import Play, play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements
 
 RANKS, LAYERS, WIDTH = 4, 6, 16
@@ -16,26 +16,27 @@ GRADIENT = 4 * WIDTH * WIDTH
 BUCKET = 2 * GRADIENT
 
 
-def _train(answer: Answer, rank: int, *more: object) -> Play:
+def _train(answer: Answer, rank: int, *more: object) -> AnswerRun:
     """Run the answer with a model, a batch and more arguments."""
-    return play(answer, RANKS, rank, layers(LAYERS, WIDTH), random_tensor(8, WIDTH, seed=100 + rank), *more)
+    model, batch = layers(LAYERS, WIDTH), random_tensor(8, WIDTH, seed=100 + rank)
+    return run_answer(answer, model, batch, *more, ranks=RANKS, rank=rank)
 
 
-def _sends_all_reduces(played: Play) -> Requirements:
+def _sends_all_reduces(run: AnswerRun) -> Requirements:
     """Require that gradients are summed, and only by all_reduce."""
-    ops = {*played.events["op"]}
+    ops = {*run.events["op"]}
     yield Requirement(
         "gradients are summed over the ranks",
         "all_reduce" in ops,
-        f"You sent {played.sent()}: every rank has seen another batch, so all need the sum of all gradients.",
+        f"You sent {run.sent()}: every rank has seen another batch, so all need the sum of all gradients.",
     )
-    yield Requirement("nothing but all_reduce", ops == {"all_reduce"}, f"You sent {played.sent()}.")
+    yield Requirement("nothing but all_reduce", ops == {"all_reduce"}, f"You sent {run.sent()}.")
 
 
-def _averages(played: Play) -> Requirements:
+def _averages(run: AnswerRun) -> Requirements:
     """Require that each gradient is the mean over ranks; the simulated sum has only this rank's summand."""
-    model, alone = cast("nn.Sequential", played.arguments[0]), layers(LAYERS, WIDTH)
-    alone(played.arguments[1]).square().mean().backward()
+    model, alone = cast("nn.Sequential", run.arguments[0]), layers(LAYERS, WIDTH)
+    alone(run.arguments[1]).square().mean().backward()
     for (name, parameter), reference in zip(model.named_parameters(), alone.parameters(), strict=True):
         assert reference.grad is not None
         if is_close(parameter.grad, reference.grad):
@@ -54,62 +55,62 @@ def _averages(played: Play) -> Requirements:
 def _naive(answer: Answer) -> Requirements:
     """Require one all_reduce per parameter."""
     for rank in (0, 2):
-        played = _train(answer, rank)
-        yield from _sends_all_reduces(played)
-        sizes = played.events["message_bytes"].to_list()
+        run = _train(answer, rank)
+        yield from _sends_all_reduces(run)
+        sizes = run.events["message_bytes"].to_list()
         yield Requirement(
             f"one all_reduce for each of the {LAYERS} parameters",
             sizes == [GRADIENT] * LAYERS,
-            f"You sent {played.sent()}, not {LAYERS} of {GRADIENT:,} bytes: loop over model.parameters().",
+            f"You sent {run.sent()}, not {LAYERS} of {GRADIENT:,} bytes: loop over model.parameters().",
         )
-        yield from _averages(played)
+        yield from _averages(run)
 
 
 def _flat(answer: Answer) -> Requirements:
     """Require one all_reduce of all gradients."""
     for rank in (0, 2):
-        played = _train(answer, rank)
-        yield from _sends_all_reduces(played)
+        run = _train(answer, rank)
+        yield from _sends_all_reduces(run)
         yield Requirement(
             "one all_reduce of all gradients",
-            played.events["message_bytes"].to_list() == [LAYERS * GRADIENT],
-            f"You sent {played.sent()}, not 1 of {LAYERS * GRADIENT:,} bytes: join the flattened gradients with "
+            run.events["message_bytes"].to_list() == [LAYERS * GRADIENT],
+            f"You sent {run.sent()}, not 1 of {LAYERS * GRADIENT:,} bytes: join the flattened gradients with "
             "torch.cat.",
         )
-        yield from _averages(played)
+        yield from _averages(run)
 
 
-def _buckets(played: Play) -> Requirements:
+def _buckets(run: AnswerRun) -> Requirements:
     """Require buckets that are as full as the limit allows."""
-    sizes = played.events["message_bytes"].to_list()
+    sizes = run.events["message_bytes"].to_list()
     yield Requirement(
         "no bucket is larger than bucket_bytes",
         max(sizes) <= BUCKET,
-        f"You sent {played.sent()}; bucket_bytes is {BUCKET:,}: close a bucket before the gradient that would "
+        f"You sent {run.sent()}; bucket_bytes is {BUCKET:,}: close a bucket before the gradient that would "
         "overflow it.",
     )
     yield Requirement(
         "buckets are full",
         sizes == [BUCKET] * (LAYERS // 2),
-        f"You sent {played.sent()}, where {LAYERS // 2} buckets would do: each message costs a latency.",
+        f"You sent {run.sent()}, where {LAYERS // 2} buckets would do: each message costs a latency.",
     )
 
 
 def _bucketed(answer: Answer) -> Requirements:
     for rank in (0, 2):
-        played = _train(answer, rank, BUCKET)
-        yield from _sends_all_reduces(played)
-        yield from _buckets(played)
-        yield from _averages(played)
+        run = _train(answer, rank, BUCKET)
+        yield from _sends_all_reduces(run)
+        yield from _buckets(run)
+        yield from _averages(run)
 
 
 def _overlapped(answer: Answer) -> Requirements:
     """Require buckets that are sent while backward runs."""
     for rank in (0, 2):
-        played = _train(answer, rank, BUCKET)
-        events = played.events
-        yield from _sends_all_reduces(played)
-        yield from _buckets(played)
+        run = _train(answer, rank, BUCKET)
+        events = run.events
+        yield from _sends_all_reduces(run)
+        yield from _buckets(run)
         yield Requirement(
             "buckets leave during backward",
             {*events["phase"]} == {"backward"},
@@ -128,10 +129,10 @@ def _overlapped(answer: Answer) -> Requirements:
         )
         yield Requirement(
             "every bucket is waited for before the gradients are used",
-            played.waits >= events.height,
+            run.waits >= events.height,
             "Some are never waited for: the optimizer would read gradients that are on their way. Call wait() on each.",
         )
-        yield from _averages(played)
+        yield from _averages(run)
 
 
 EXERCISES = {

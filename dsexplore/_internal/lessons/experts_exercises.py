@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dsexplore._internal.lessons.answer_run import AnswerRun, run_answer
 from dsexplore._internal.lessons.exercise_tensors import is_close, random_tensor, require_close
-from dsexplore._internal.lessons.play import Play, play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 RANKS, TOKENS, WIDTH = 4, 8, 4
@@ -33,20 +33,20 @@ def _received(rank: int) -> int:
     return sum(row[rank] for row in COUNTS)
 
 
-def _splits(played: Play, number: int, column: str) -> list[int]:
+def _splits(run: AnswerRun, number: int, column: str) -> list[int]:
     """Return the rows that the rank exchanges with each rank, in the all_to_all with a number."""
-    splits = played.of("all_to_all")[column][number]
+    splits = run.of("all_to_all")[column][number]
     return [TOKENS // RANKS] * RANKS if splits is None else [elements // WIDTH for elements in splits]
 
 
-def _dispatches(played: Play, exchanges: int) -> Requirements:
+def _dispatches(run: AnswerRun, exchanges: int) -> Requirements:
     """Require a number of all_to_all, of which the first sends each token to the rank of its expert."""
-    rank = played.rank
-    ops = played.events["op"].to_list()
+    rank = run.rank
+    ops = run.events["op"].to_list()
     yield Requirement(
         "tokens go by all_to_all",
         "all_to_all" in ops and not {*ops} - {"all_to_all"},
-        f"You sent {played.sent()}: send each token to the rank of its expert alone, not to all.",
+        f"You sent {run.sent()}: send each token to the rank of its expert alone, not to all.",
     )
     advice = (
         "one carries all tokens." if exchanges == 1 else "one to the experts, and one back, whatever they computed."
@@ -54,19 +54,19 @@ def _dispatches(played: Play, exchanges: int) -> Requirements:
     yield Requirement(
         f"{exchanges} all_to_all",
         len(ops) == exchanges,
-        f"You sent {played.sent()}: {advice}",
+        f"You sent {run.sent()}: {advice}",
     )
     yield Requirement(
         "each rank is sent the tokens of its expert",
-        _splits(played, 0, "send_splits") == COUNTS[rank],
-        f"Rank {rank} sends {_splits(played, 0, 'send_splits')} tokens to the ranks, not {COUNTS[rank]}: "
+        _splits(run, 0, "send_splits") == COUNTS[rank],
+        f"Rank {rank} sends {_splits(run, 0, 'send_splits')} tokens to the ranks, not {COUNTS[rank]}: "
         "input_split_sizes is this rank's row of counts.",
     )
     column = [row[rank] for row in COUNTS]
     yield Requirement(
         "and receives what the others send it",
-        _splits(played, 0, "recv_splits") == column,
-        f"Rank {rank} receives {_splits(played, 0, 'recv_splits')} tokens, not {column}: output_split_sizes is "
+        _splits(run, 0, "recv_splits") == column,
+        f"Rank {rank} receives {_splits(run, 0, 'recv_splits')} tokens, not {column}: output_split_sizes is "
         "its column.",
     )
 
@@ -79,11 +79,11 @@ def _expected(rows: Tensor, wanted: int) -> Tensor:
 def _dispatch(answer: Answer) -> Requirements:
     """Require that each token is sent to the rank of its expert."""
     for rank in (0, 2):
-        played = play(answer, RANKS, rank, *_arguments(rank))
-        yield from _dispatches(played, 1)
+        run = run_answer(answer, *_arguments(rank), ranks=RANKS, rank=rank)
+        yield from _dispatches(run, 1)
         tokens = random_tensor(TOKENS, WIDTH, seed=rank)
         count = min(_received(rank), TOKENS)
-        got = played.value
+        got = run.value
         is_whole = isinstance(got, Tensor) and got.shape == (_received(rank), WIDTH)
         yield Requirement(
             "it returns the tokens that came",
@@ -116,8 +116,8 @@ def _exchange(answer: Answer) -> Requirements:
             applied.append(x.shape[0])
             return _expert(x)
 
-        played = play(answer, RANKS, rank, *_arguments(rank), expert)
-        yield from _dispatches(played, 2)
+        run = run_answer(answer, *_arguments(rank), expert, ranks=RANKS, rank=rank)
+        yield from _dispatches(run, 2)
         yield Requirement(
             "the expert computes what came, once",
             applied == [_received(rank)],
@@ -126,9 +126,8 @@ def _exchange(answer: Answer) -> Requirements:
         )
         yield Requirement(
             "the way back is the way there, turned round",
-            _splits(played, 1, "send_splits") == [row[rank] for row in COUNTS],
-            f"Rank {rank} sends {_splits(played, 1, 'send_splits')} back: what was received from a rank goes back "
-            "to it.",
+            _splits(run, 1, "send_splits") == [row[rank] for row in COUNTS],
+            f"Rank {rank} sends {_splits(run, 1, 'send_splits')} back: what was received from a rank goes back to it.",
         )
         tokens, order = random_tensor(TOKENS, WIDTH, seed=rank), _order_by_expert(rank)
         sent = 3 * tokens[order]
@@ -136,15 +135,14 @@ def _exchange(answer: Answer) -> Requirements:
         back[order] = sent
         if _received(rank) < TOKENS:
             continue  # the simulated rank receives fewer rows than it has sent, so not all come back
-        is_sorted = is_close(played.value, sent)
+        is_sorted = is_close(run.value, sent)
         yield require_close(
             "each token is back in its place",
-            played.value,
+            run.value,
             back,
             "They stand by expert still: put them where they came from, out[order] = returned."
             if is_sorted
-            else f"It returns {_shape(played.value)} of other numbers than the expert's: return what came back, "
-            "in order.",
+            else f"It returns {_shape(run.value)} of other numbers than the expert's: return what came back, in order.",
         )
 
 
@@ -157,7 +155,7 @@ def _exchanged(tokens: int, width: int) -> None:
 def _sent_bytes(answer: Answer) -> Requirements:
     """Require the bytes that a rank sends to dispatch its tokens."""
     for tokens, width, top, ranks in ((64, 32, 4, 4), (128, 16, 8, 8)):
-        event = play(_exchanged, ranks, 0, tokens * top, width).events.row(0, named=True)
+        event = run_answer(_exchanged, tokens * top, width, ranks=ranks, rank=0).events.row(0, named=True)
         got, wanted = answer(tokens, width, top, ranks, 2), event["wire_bytes"]
         hint = f"{tokens} tokens of {width} numbers, {top} experts each, {ranks} ranks: yours is {got!r}. "
         if same_bytes(got, event["message_bytes"]):

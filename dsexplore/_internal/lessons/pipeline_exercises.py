@@ -7,8 +7,8 @@ from typing import cast
 
 from torch import Tensor
 
+from dsexplore._internal.lessons.answer_run import run_answer
 from dsexplore._internal.lessons.exercise_tensors import random_tensor
-from dsexplore._internal.lessons.play import play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 STAGES, MICROBATCHES = 4, 6
@@ -26,10 +26,10 @@ def _stage(answer: Answer) -> Requirements:
     """Require the messages of a stage, microbatch by microbatch."""
     for rank in (0, 1, STAGES - 1):
         batches = [random_tensor(2, 4, seed=index) for index in range(MICROBATCHES)]
-        played = play(answer, STAGES, rank, batches, _layer)
-        sends, receives = played.of("send"), played.of("recv")
-        others = {*played.events["op"]} - {"send", "recv"}
-        yield Requirement("messages alone", not others, f"You sent {played.sent()}: neighbors send and receive.")
+        run = run_answer(answer, batches, _layer, ranks=STAGES, rank=rank)
+        sends, receives = run.of("send"), run.of("recv")
+        others = {*run.events["op"]} - {"send", "recv"}
+        yield Requirement("messages alone", not others, f"You sent {run.sent()}: neighbors send and receive.")
         wanted = 0 if rank == 0 else MICROBATCHES
         yield Requirement(
             "each stage but the first receives every microbatch from the one before",
@@ -46,7 +46,7 @@ def _stage(answer: Answer) -> Requirements:
             if rank < STAGES - 1
             else f"The last rank has {sends.height} send: nobody is behind it.",
         )
-        ops = played.events["op"].to_list()
+        ops = run.events["op"].to_list()
         is_mixed = rank in (0, STAGES - 1) or ops == ["recv", "send"] * MICROBATCHES
         yield Requirement(
             "a microbatch goes on before the next one is taken",
@@ -54,7 +54,7 @@ def _stage(answer: Answer) -> Requirements:
             "You receive all of them first: the next stage idles until the last one is here. One loop: recv, "
             "layer, send.",
         )
-        values = cast("Sequence[Tensor]", played.value) if isinstance(played.value, (list, tuple)) else ()
+        values = cast("Sequence[Tensor]", run.value) if isinstance(run.value, (list, tuple)) else ()
         is_right = rank == 1 or len(values) == MICROBATCHES
         yield Requirement(
             "it returns its outputs",

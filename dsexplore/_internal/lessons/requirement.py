@@ -1,6 +1,6 @@
 """The requirements of an exercise, and the result of checking an answer.
 
-An exercise has a generator that plays the answer and yields one `Requirement` after another, each with a hint for an
+An exercise has a generator that runs the answer and yields one `Requirement` after another, each with a hint for an
 answer that does not meet it. Checking ends at the first that is not met, so later ones may rely on it.
 """
 

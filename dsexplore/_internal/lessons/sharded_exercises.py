@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from dsexplore._internal.lessons.answer_run import run_answer
 from dsexplore._internal.lessons.exercise_tensors import is_close, layers, random_tensor, require_close
-from dsexplore._internal.lessons.play import play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 RANKS, LAYERS, WIDTH, RATE = 4, 4, 16, 0.5
@@ -46,8 +46,8 @@ def _sharded_step(answer: Answer) -> Requirements:
     elements = RANKS * WIDTH
     for rank in (0, 3):
         parameter, gradient = random_tensor(elements, seed=1), random_tensor(elements, seed=2 + rank)
-        played = play(answer, RANKS, rank, parameter.clone(), gradient.clone(), RATE)
-        ops, sizes = played.events["op"].to_list(), played.events["message_bytes"].to_list()
+        run = run_answer(answer, parameter.clone(), gradient.clone(), RATE, ranks=RANKS, rank=rank)
+        ops, sizes = run.events["op"].to_list(), run.events["message_bytes"].to_list()
         yield Requirement(
             "no all_reduce",
             "all_reduce" not in ops,
@@ -56,26 +56,26 @@ def _sharded_step(answer: Answer) -> Requirements:
         yield Requirement(
             "a reduce_scatter of the gradient",
             ops[:1] == ["reduce_scatter"] and sizes[:1] == [4 * elements],
-            f"You sent {played.sent()}: begin with a reduce_scatter of the whole gradient.",
+            f"You sent {run.sent()}: begin with a reduce_scatter of the whole gradient.",
         )
         yield Requirement(
             "then an all_gather of the parameters",
             ops == ["reduce_scatter", "all_gather"] and sizes[1] == 4 * elements,
-            f"You sent {played.sent()}: each rank has updated its own shard, and the next forward needs all of them.",
+            f"You sent {run.sent()}: each rank has updated its own shard, and the next forward needs all of them.",
         )
         shard, summed = parameter.chunk(RANKS)[rank], gradient.chunk(RANKS)[rank]
-        if is_close(played.value, (shard - RATE * summed).repeat(RANKS)):
+        if is_close(run.value, (shard - RATE * summed).repeat(RANKS)):
             hint = "The step is four times too long: reduce_scatter adds, so divide by the number of ranks."
-        elif is_close(played.value, (summed / RANKS).repeat(RANKS)) or is_close(played.value, summed.repeat(RANKS)):
+        elif is_close(run.value, (summed / RANKS).repeat(RANKS)) or is_close(run.value, summed.repeat(RANKS)):
             hint = "You return gradients: gather the updated parameters."
-        elif isinstance(played.value, Tensor) and played.value.numel() == shard.numel():
+        elif isinstance(run.value, Tensor) and run.value.numel() == shard.numel():
             hint = "You return one shard: return what was gathered."
         else:
             hint = (
                 "Take shard number dist.get_rank() of the parameters, less rate × its mean gradient, and gather that."
             )
         wanted = (shard - RATE * summed / RANKS).repeat(RANKS)
-        yield require_close("it returns the updated parameters", played.value, wanted, hint)
+        yield require_close("it returns the updated parameters", run.value, wanted, hint)
 
 
 def _gathered_forward(answer: Answer) -> Requirements:
@@ -84,13 +84,13 @@ def _gathered_forward(answer: Answer) -> Requirements:
         weights = [random_tensor(WIDTH, WIDTH, seed=index) / WIDTH for index in range(LAYERS)]
         shards = [weight.flatten().chunk(RANKS)[rank].clone() for weight in weights]
         batch = random_tensor(2, WIDTH, seed=50 + rank)
-        played = play(answer, RANKS, rank, batch, [shard.clone() for shard in shards])
-        sizes = played.events["message_bytes"].to_list()
-        ops = {*played.events["op"]}
+        run = run_answer(answer, batch, [shard.clone() for shard in shards], ranks=RANKS, rank=rank)
+        sizes = run.events["message_bytes"].to_list()
+        ops = {*run.events["op"]}
         yield Requirement(
             "parameters are gathered",
             ops == {"all_gather"},
-            f"You sent {played.sent()}: a layer needs its whole weight, of which this rank has one part of {RANKS}.",
+            f"You sent {run.sent()}: a layer needs its whole weight, of which this rank has one part of {RANKS}.",
         )
         yield Requirement(
             "never more than one layer at a time",
@@ -100,12 +100,12 @@ def _gathered_forward(answer: Answer) -> Requirements:
         yield Requirement(
             "each layer once",
             sizes == [WEIGHT] * LAYERS,
-            f"You sent {played.sent()}, for {LAYERS} layers of {WEIGHT:,} bytes.",
+            f"You sent {run.sent()}, for {LAYERS} layers of {WEIGHT:,} bytes.",
         )
         for shard in shards:
             batch = batch @ shard.repeat(RANKS).view(WIDTH, WIDTH)
         hint = f"Gather a shard, view it as {WIDTH} × {WIDTH}, then x = x @ weight, layer by layer."
-        yield require_close("it returns what the layers compute", played.value, batch, hint)
+        yield require_close("it returns what the layers compute", run.value, batch, hint)
 
 
 def _train_sharded(answer: Answer, model: nn.Sequential, batch: Tensor) -> None:
@@ -118,12 +118,13 @@ def _train_sharded(answer: Answer, model: nn.Sequential, batch: Tensor) -> None:
 
 def _fsdp(answer: Answer) -> Requirements:
     """Require FSDP2 that gathers one layer at a time."""
-    played = play(_train_sharded, RANKS, 0, answer, layers(LAYERS, WIDTH), random_tensor(2, WIDTH, seed=3))
-    gathers, scatters = played.of("all_gather"), played.of("reduce_scatter")
+    model, batch = layers(LAYERS, WIDTH), random_tensor(2, WIDTH, seed=3)
+    run = run_answer(_train_sharded, answer, model, batch, ranks=RANKS, rank=0)
+    gathers, scatters = run.of("all_gather"), run.of("reduce_scatter")
     yield Requirement(
         "gradients are summed where they are kept",
         not scatters.is_empty(),
-        f"You sent {played.sent()}: apply torch.distributed.fsdp.fully_shard, with mesh=mesh.",
+        f"You sent {run.sent()}: apply torch.distributed.fsdp.fully_shard, with mesh=mesh.",
     )
     largest = max(gathers["message_bytes"], default=0)
     yield Requirement(
@@ -131,9 +132,7 @@ def _fsdp(answer: Answer) -> Requirements:
         0 < largest <= WEIGHT,
         f"You gather {largest:,} bytes at once, the whole model: fully_shard each layer, then the model around them.",
     )
-    is_alone = isinstance(played.arguments[1], nn.Sequential) and hasattr(
-        played.arguments[1], "set_reshard_after_forward"
-    )
+    is_alone = isinstance(run.arguments[1], nn.Sequential) and hasattr(run.arguments[1], "set_reshard_after_forward")
     yield Requirement(
         "the model around the layers is sharded too",
         is_alone,

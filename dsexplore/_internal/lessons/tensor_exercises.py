@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from dsexplore._internal.lessons.answer_run import AnswerRun, run_answer
 from dsexplore._internal.lessons.exercise_tensors import random_tensor
-from dsexplore._internal.lessons.play import Play, play
 from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements, same_bytes
 
 RANKS, BATCH, SEQUENCE, WIDTH = 4, 2, 8, 16
@@ -43,16 +43,16 @@ def _train(plan: Mapping[str, ParallelStyle], module: TwoLayers, batch: Tensor) 
     return result.detach()
 
 
-def _played(answer: Answer, length: int) -> Play:
+def _train_by_plan(answer: Answer, length: int) -> AnswerRun:
     """Run a training step with the plan of the answer, on a batch of sequences of a length."""
     plan = cast("Mapping[str, ParallelStyle]", answer())
     batch = random_tensor(BATCH, length, WIDTH, seed=1).requires_grad_()
-    return play(_train, RANKS, 0, plan, TwoLayers(), batch)
+    return run_answer(_train, plan, TwoLayers(), batch, ranks=RANKS, rank=0)
 
 
-def _cuts_both(played: Play) -> Requirements:
+def _cuts_both(run: AnswerRun) -> Requirements:
     """Require that both weights are sharded over all ranks."""
-    module = cast("TwoLayers", played.arguments[1])
+    module = cast("TwoLayers", run.arguments[1])
     for name, parameter in module.named_parameters():
         held = parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
         yield Requirement(
@@ -63,16 +63,16 @@ def _cuts_both(played: Play) -> Requirements:
         )
 
 
-def _forward(played: Play) -> list[str]:
+def _forward(run: AnswerRun) -> list[str]:
     """Return the collectives of forward."""
-    return played.events.filter(pl.col("phase") == "forward")["op"].to_list()
+    return run.events.filter(pl.col("phase") == "forward")["op"].to_list()
 
 
 def _plan(answer: Answer) -> Requirements:
     """Require a tensor-parallel plan with one all_reduce in forward and one in backward."""
-    played = _played(answer, SEQUENCE)
-    yield from _cuts_both(played)
-    sent = _forward(played)
+    run = _train_by_plan(answer, SEQUENCE)
+    yield from _cuts_both(run)
+    sent = _forward(run)
     yield Requirement(
         "nothing is gathered",
         "all_gather" not in sent and "all_to_all" not in sent,
@@ -85,7 +85,7 @@ def _plan(answer: Answer) -> Requirements:
         f"Forward sends {', '.join(sent) or 'nothing'}: down sums the parts, once, and its output is whole on "
         "every rank.",
     )
-    backward = played.events.filter(pl.col("phase") == "backward")["op"].to_list()
+    backward = run.events.filter(pl.col("phase") == "backward")["op"].to_list()
     yield Requirement(
         "one all_reduce in backward",
         backward == ["all_reduce"],
@@ -96,9 +96,9 @@ def _plan(answer: Answer) -> Requirements:
 
 def _sequence_plan(answer: Answer) -> Requirements:
     """Require a plan with sequence parallelism, which gathers before and scatters after."""
-    played = _played(answer, SEQUENCE // RANKS)
-    yield from _cuts_both(played)
-    sent = _forward(played)
+    run = _train_by_plan(answer, SEQUENCE // RANKS)
+    yield from _cuts_both(run)
+    sent = _forward(run)
     yield Requirement(
         "the sequence is gathered before up",
         "all_gather" in sent,
@@ -116,15 +116,15 @@ def _sequence_plan(answer: Answer) -> Requirements:
         sent == ["all_gather", "reduce_scatter"],
         f"Forward sends {', '.join(sent)}: gather dim 1 once before up, and scatter dim 1 once behind down.",
     )
-    causes = played.events.filter(pl.col("phase") == "forward")["cause"].to_list()
+    causes = run.events.filter(pl.col("phase") == "forward")["cause"].to_list()
     yield Requirement(
         "both in dim 1",
         all("S(1)" in cause for cause in causes),
         f"Their causes are {', '.join(causes)}: dim 0 is the batch; the sequence is dim 1, so both layouts are "
         "Shard(1).",
     )
-    bytes_ = played.events.filter(pl.col("phase") == "forward")["message_bytes"].to_list()
-    yield Requirement("as many bytes as one all_reduce", bytes_ == [ACTIVATION] * 2, f"You sent {played.sent()}.")
+    bytes_ = run.events.filter(pl.col("phase") == "forward")["message_bytes"].to_list()
+    yield Requirement("as many bytes as one all_reduce", bytes_ == [ACTIVATION] * 2, f"You sent {run.sent()}.")
 
 
 def _activation_bytes(answer: Answer) -> Requirements:

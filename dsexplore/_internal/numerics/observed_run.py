@@ -217,6 +217,7 @@ class ObservedRun:
 
     def _add(
         self,
+        *,
         phase: Phase,
         module: str,
         name: str,

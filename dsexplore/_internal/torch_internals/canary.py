@@ -53,7 +53,7 @@ class Difference:
         return f"{self.kind:11} {self.path}, expected in torch {self.expected}"
 
 
-def load_door() -> list[TorchName]:
+def load_all_names() -> list[TorchName]:
     """Return all names of torch that `torch_internals` uses, including those that it looks up on demand."""
     for module in iter_modules(torch_internals.__path__):
         if module.name not in NOT_SUBJECTS:
@@ -154,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="store the arguments of functions on the installed torch")
     parser.add_argument("--names", action="store_true", help="list all names, with the versions that have them")
     options = parser.parse_args(argv)
-    names = load_door()
+    names = load_all_names()
     if options.names:
         for name in sorted(names, key=lambda name: name.path):
             print(f"{name.path}  {name.since} to {name.until or 'the newest'}")

@@ -137,7 +137,9 @@ def plan_redistribution(
 
 def forget_planners() -> None:
     """Clear torch's cache of planners of redistributions, which hold their meshes; torch 2.9 has none."""
-    internal("torch.distributed.tensor._redistribute:clear_redistribute_planner_cache", since="2.10", otherwise=int)()
+    internal(
+        "torch.distributed.tensor._redistribute:clear_redistribute_planner_cache", since="2.10", otherwise=lambda: None
+    )()
 
 
 def strided_shard(dim: int, split_factor: int) -> Any:

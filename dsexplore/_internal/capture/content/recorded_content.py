@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -186,11 +186,45 @@ def event_columns(
     )
 
 
+class _PlacedMessage(NamedTuple):
+    """A message, and the collective that sends it."""
+
+    issued: Issued
+    position: int
+    """Index of the message in `Issued.messages`."""
+
+    @property
+    def message(self) -> Message:
+        """The message itself."""
+        return self.issued.messages[self.position]
+
+    @property
+    def parties(self) -> Parties:
+        """Peers, root and split sizes of the collective; without any if every rank takes the same part."""
+        return self.issued.parties or Parties()
+
+    @property
+    def peer(self) -> int | None:
+        """Global rank that the message is sent to or received from; None for a collective of the whole group."""
+        peers = self.parties.peers
+        return _global_rank(self.issued, peers[self.position]) if self.position < len(peers) else None
+
+    @property
+    def axis(self) -> str:
+        """Axis of the collective's group; if it has none, the axis between the two ranks of the message."""
+        group = self.issued.group
+        if group is None:
+            return ""
+        if group.axis:
+            return group.axis
+        return group.axis_of_peer.get(self.peer, "") if self.peer is not None else ""
+
+
 def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
     """Return {column of `schema.EVENTS` that the events of a kind share: one value per message of each kind}."""
-    places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
-    collectives = [collective for collective, _ in places]
-    messages = [collective.messages[position] for collective, position in places]
+    placed = [_PlacedMessage(kind.issued, index) for kind in kinds for index in range(len(kind.issued.messages))]
+    collectives, messages = [place.issued for place in placed], [place.message for place in placed]
+    parties = [place.parties for place in placed]
     groups = [collective.group for collective in collectives]
     sizes = [size_of(group) for group in groups]
     sent = zip(messages, sizes, strict=True)
@@ -198,7 +232,7 @@ def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
         "rank": [collective.rank for collective in collectives],
         "op": [message.op for message in messages],
         "raw_op": [collective.raw_op for collective in collectives],
-        "axis": [_axis(*place) for place in places],
+        "axis": [place.axis for place in placed],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
         "message_bytes": [message.nbytes for message in messages],
@@ -207,7 +241,10 @@ def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
         "shape": _map_repeated(messages, lambda message: tuple(map(int, message.shape))),
         "is_async": [collective.is_async for collective in collectives],
         "state": [kind.state for kind in kinds for _ in kind.issued.messages],
-        **_parties(places),
+        "peer": [place.peer for place in placed],
+        "root": [_global_rank(place.issued, place.parties.root) for place in placed],
+        "send_splits": [role.send_splits for role in parties],
+        "recv_splits": [role.recv_splits for role in parties],
     }
 
 
@@ -261,34 +298,6 @@ def _map_repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V]
 def _dtype(message: Message) -> str:
     """Return the dtype of a message, ``"bfloat16"``; empty for one without a tensor."""
     return str(message.dtype).removeprefix("torch.") if message.dtype is not None else ""
-
-
-def _axis(issued: Issued, position: int) -> str:
-    """Return the axis of a collective's group; if it has none, the axis between the two ranks of the message."""
-    group = issued.group
-    if group is None:
-        return ""
-    if group.axis:
-        return group.axis
-    peer = _peer(issued, position)
-    return group.axis_of_peer.get(peer, "") if peer is not None else ""
-
-
-def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
-    """Return the columns of peer and root (both global ranks) and of split sizes; None where a message has none."""
-    parties = [collective.parties or Parties() for collective, _ in places]
-    return {
-        "peer": [_peer(*place) for place in places],
-        "root": [_global_rank(collective, role.root) for (collective, _), role in zip(places, parties, strict=True)],
-        "send_splits": [role.send_splits for role in parties],
-        "recv_splits": [role.recv_splits for role in parties],
-    }
-
-
-def _peer(issued: Issued, position: int) -> int | None:
-    """Return the global rank that a message is sent to or received from; None for a collective of the whole group."""
-    peers = issued.parties.peers if issued.parties is not None else ()
-    return _global_rank(issued, peers[position]) if position < len(peers) else None
 
 
 def _global_rank(issued: Issued, rank: int | None) -> int | None:

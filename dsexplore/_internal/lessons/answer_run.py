@@ -18,7 +18,7 @@ from dsexplore._internal.worlds.simulate import simulate
 
 
 @dataclass(frozen=True)
-class Play:
+class AnswerRun:
     """The result of running a function as one rank.
 
     A simulated rank receives nothing: all_reduce leaves a tensor as it is, and all_gather returns copies of the rank's
@@ -51,20 +51,20 @@ class Play:
         return ", ".join(f"{count} {op} of {size:,} bytes" for op, size, count in counted.rows())
 
 
-def play(answer: Answer, ranks: int, rank: int, *arguments: object) -> Play:
+def run_answer(answer: Answer, *arguments: object, ranks: int, rank: int) -> AnswerRun:
     """Call the answer as a rank of a world.
 
     Args:
         answer: function of the learner.
-        ranks: number of ranks of the world.
-        rank: rank to run.
         *arguments: arguments of the function, which may change them.
+        ranks: number of ranks of the world.
+        rank: rank to run as.
     """
     with simulate(ranks, rank=rank), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # on collectives that torch renames
         with noted_waits() as waited, commtrace() as trace:
             value = answer(*arguments)
-    return Play(rank=rank, value=value, arguments=arguments, trace=trace, waits=len(waited))
+    return AnswerRun(rank=rank, value=value, arguments=arguments, trace=trace, waits=len(waited))
 
 
 @contextmanager

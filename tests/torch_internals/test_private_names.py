@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch_internals.private_names import DOOR, PACKAGE, names_of_ours, names_of_torch, paths, sources
+from tests.torch_internals.private_names import PACKAGE, ROOM, names_of_ours, names_of_torch, paths, sources
 
 Trees = dict[Path, ast.Module]
 
@@ -28,7 +28,7 @@ def ours(trees: Trees) -> set[str]:
 @pytest.mark.parametrize("path", paths(PACKAGE), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_module_names_what_is_private_in_torch(trees: Trees, ours: set[str], path: Path) -> None:
     found = [f"{path.name}:{line}: {name}" for line, name in names_of_torch(trees[path], ours)]
-    assert not found, f"ask dsexplore.{DOOR} for these: {found}"
+    assert not found, f"ask dsexplore.{ROOM} for these: {found}"
 
 
 def test_the_scan_finds_every_form() -> None:
