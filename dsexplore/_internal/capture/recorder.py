@@ -240,7 +240,7 @@ class Recorder:
             return None
         try:
             origin = self._origins.here(self._stack_depth, sys._getframe(1))
-            access = IoAccess(op, path, nbytes, origin, self._stopwatch.now, start=self._stopwatch.now())
+            access = IoAccess(op, path, nbytes, origin=origin, now=self._stopwatch.now, start=self._stopwatch.now())
         except Exception as fault:
             self.warn_once(f"io {op}", f"dsexplore could not describe a {op} and left it out of the trace: {fault!r}")
             return None
@@ -325,7 +325,7 @@ class Recorder:
 
     def add_switched_off(self, op: str, process_group: Any, switch: str) -> None:
         """Add a collective that the comm layer suppressed to every open recording; it does not count as traffic."""
-        issued = self.unissued("", Message(f"switched_off:{op}", 0, None, ()), process_group)
+        issued = self.unissued("", Message(f"switched_off:{op}", nbytes=0, dtype=None, shape=()), process_group)
         issued.origin = issued.origin._replace(cause=f"switched off by {switch}")
         for recording in self._recordings:
             recording.add(issued)
@@ -334,7 +334,8 @@ class Recorder:
         """Describe a message that reaches no kernel as a collective issued now, without adding it to recordings."""
         group = self._groups.find(process_group) if process_group is not None else None
         rank = group.own_rank if group is not None else own_rank()
-        issued = Issued(raw_op, [message], group, rank, self._origins.here(1, sys._getframe(1)), label=current.label)
+        origin = self._origins.here(1, sys._getframe(1))
+        issued = Issued(raw_op, [message], group, rank=rank, origin=origin, label=current.label)
         self._origins.share_soon(issued)
         return issued
 

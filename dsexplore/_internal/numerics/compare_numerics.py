@@ -95,15 +95,15 @@ def compare_numerics(
         UsageError: the mesh does not have ``world_size`` ranks, or a function returns something else.
         RanksFailedError: the reference or a rank raised or hung.
     """
-    axes = _checked(world_size, mesh, steps, tolerance)
+    axes = _checked(world_size, mesh, steps=steps, tolerance=tolerance)
     notes = []
     with tempfile.TemporaryDirectory(prefix="dsexplore-numerics-") as name:
         folder = Path(name)
         together = len(REFERENCE_RUNS)
         ran = run_ranks(run_reference, together, args=(reference, steps, folder), backend=None, timeout=timeout)
-        problem = next(filter(None, ran.values), "")
+        problem = next((error for error in ran.values if error), "")
 
-        ran_again = partial(_ran_again, reference, steps, folder, timeout)
+        ran_again = partial(_ran_again, reference, steps=steps, folder=folder, timeout=timeout)
         unlike = _reference_difference(folder, ran_again, axes, is_exact=not problem)
         if unlike is not None:
             return unlike
@@ -130,7 +130,7 @@ def compare_numerics(
 
 
 def _ran_again(
-    reference: Reference, steps: int, folder: Path, timeout: float, kind: RunKind, processes: int
+    reference: Reference, kind: RunKind, processes: int, *, steps: int, folder: Path, timeout: float
 ) -> list[RunRecord]:
     """Run the reference again in a number of processes, and return the records of each."""
     run_ranks(repeat_reference, processes, args=(reference, steps, folder, kind), backend=None, timeout=timeout).check()
@@ -161,7 +161,7 @@ def _reference_difference(
     return report_of_reference(first, rows, changed_parameter, mesh)
 
 
-def _checked(world_size: int | None, mesh: MeshLike, steps: int, tolerance: float | None) -> Mesh:
+def _checked(world_size: int | None, mesh: MeshLike, *, steps: int, tolerance: float | None) -> Mesh:
     """Return the mesh after checking the arguments of `compare_numerics`.
 
     Raises:

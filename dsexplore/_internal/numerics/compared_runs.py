@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +15,10 @@ from torch import Tensor
 from dsexplore._internal.mesh import Mesh
 from dsexplore._internal.numerics.compared_values import Compared, HeldValues, compare
 from dsexplore._internal.numerics.initial_weights import dtensor_indices
-from dsexplore._internal.numerics.numeric_records import DTensorPlace, NumericRecord, RunRecord, load_run
+from dsexplore._internal.numerics.numeric_records import PHASES, DTensorPlace, NumericRecord, Phase, RunRecord, load_run
 from dsexplore._internal.numerics.numerics_runs import RunKind, file_of
 from dsexplore._internal.numerics.part_layouts import Holder, rms
 
-Key = tuple[int, str, str, str]
-"""Step, phase, module and name of records."""
 RELATIVE = 1e-9
 """Relative difference that rounding in float64 stays below: 10^7 times its own precision."""
 ABSOLUTE = 1e-12
@@ -29,6 +28,20 @@ SPREAD = 1000.0
 PLAIN_EPS, PLAIN_SPREAD = 8.0, 10.0
 """Bounds on rounding without float64, much less certain: units in the last place of the coarsest dtype, and multiple of
 the difference between the reference's own dtypes and float64."""
+
+
+class Key(NamedTuple):
+    """What the records of one tensor have in common: in all calls of its module in a step, and on all ranks."""
+
+    step: int
+    phase: Phase
+    module: str
+    name: str
+
+    @classmethod
+    def of(cls, record: NumericRecord) -> Key:
+        """Return the key of a record."""
+        return cls(record.step, record.phase, record.module, record.name)
 
 
 @dataclass
@@ -100,8 +113,7 @@ class _Run:
         self._by_key: dict[Key, list[list[NumericRecord]]] = {}
         for number, process in enumerate(processes):
             for record in process.records:
-                key = (record.step, record.phase, record.module, record.name)
-                self._by_key.setdefault(key, [[] for _ in processes])[number].append(record)
+                self._by_key.setdefault(Key.of(record), [[] for _ in processes])[number].append(record)
         for lists in self._by_key.values():
             for records in lists:
                 records.sort(key=lambda record: record.call)
@@ -109,8 +121,7 @@ class _Run:
     @cached_property
     def keys(self) -> list[Key]:
         """Keys by step, then by phase, then in the order in which they were first recorded."""
-        order = ("forward", "backward", "gradient", "optimizer")
-        return sorted(self._by_key, key=lambda key: (key[0], order.index(key[1])))
+        return sorted(self._by_key, key=lambda key: (key.step, PHASES.index(key.phase)))
 
     def calls(self, key: Key) -> list[list[NumericRecord]]:
         """Return the records of a key, one list per process."""
@@ -122,7 +133,7 @@ class _Run:
             return record.value.double()
         before = self.processes[number].start.get(record.name)
         if record.step:
-            before = self.calls((record.step - 1, "optimizer", record.module, record.name))[number][0].value
+            before = self.calls(Key.of(record)._replace(step=record.step - 1))[number][0].value
         return record.value.double() - (before.double() if before is not None else 0)
 
     def wholes(self, key: Key, count: int) -> list[tuple[NumericRecord, Tensor]]:
@@ -133,7 +144,9 @@ class _Run:
             return list(zip(records, values, strict=True))
         return [(records[at], torch.cat(values[at::count])) for at in range(count)]
 
-    def held(self, key: Key, call: int, of: int, whole: Sequence[int], names: Sequence[str] = ()) -> list[HeldValues]:
+    def held(
+        self, key: Key, *, call: int, of: int, whole: Sequence[int], names: Sequence[str] = ()
+    ) -> list[HeldValues]:
         """Return the ranks' values for one call of the reference.
 
         Args:
@@ -155,7 +168,7 @@ class _Run:
         """Return the records of a key per process, or of the first other name that the process has."""
         calls = list(self.calls(key))
         for name in names:
-            others = self.calls((*key[:2], name.rpartition(".")[0], name))
+            others = self.calls(key._replace(module=name.rpartition(".")[0], name=name))
             calls = [records or other for records, other in zip(calls, others, strict=True)]
         return calls
 
@@ -244,8 +257,7 @@ class _Reader:
         self._largest: dict[tuple[int, str], float] = {}
         for key in reference.keys:
             scale = max(rms(reference.value(0, record)) for record in reference.calls(key)[0])
-            step, phase, _, _ = key
-            self._largest[step, phase] = max(self._largest.get((step, phase), 0.0), scale)
+            self._largest[key.step, key.phase] = max(self._largest.get((key.step, key.phase), 0.0), scale)
 
     def compared(self, key: Key) -> list[Compared]:
         """Return the entries of a key, one per call of the reference."""
@@ -258,7 +270,10 @@ class _Reader:
             other = rounded[call][1] if call < len(rounded) else None
             allowed = self._allowed(key, whole, other)
             is_whole = bool(count) and count % len(wholes) == 0
-            held = self._ranks.held(key, call, len(wholes), whole.shape, self._tied_names(key)) if is_whole else []
+            held = []
+            if is_whole:
+                names = self._tied_names(key)
+                held = self._ranks.held(key, call=call, of=len(wholes), whole=whole.shape, names=names)
             if held:
                 entries.append(compare(record, whole, held, allowed, scales=record.phase == "backward"))
             else:
@@ -267,9 +282,8 @@ class _Reader:
 
     def _tied_names(self, key: Key) -> tuple[str, ...]:
         """Return all names of a tied parameter; empty for another tensor."""
-        _, phase, _, name = key
-        tied = self._reference.processes[0].tied if phase in ("gradient", "optimizer") else ()
-        return next((names for names in tied if name in names), ())
+        tied = self._reference.processes[0].tied if key.phase in ("gradient", "optimizer") else ()
+        return next((names for names in tied if key.name in names), ())
 
     def _allowed(self, key: Key, whole: Tensor, rounded: Tensor | None) -> float:
         """Return the largest root mean square of a difference that counts as rounding.
@@ -283,7 +297,7 @@ class _Reader:
         if self._tolerance is not None:
             return self._tolerance * scale
         spread = rms(whole - rounded) if rounded is not None else 0.0
-        largest = self._largest[key[:2]]
+        largest = self._largest[key.step, key.phase]
         if self._is_exact:
             return RELATIVE * scale + SPREAD * spread + ABSOLUTE * largest
         return PLAIN_EPS * self._eps * scale + PLAIN_SPREAD * spread + self._eps**2 * largest
@@ -298,14 +312,16 @@ def _add_rounding(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> 
     """Set the differences between the program's own dtypes and float64, `Compared.rounding` and `Compared.measured`."""
     for entry in entries:
         record = entry.record
-        key = (record.step, record.phase, record.module, record.name)
+        key = Key.of(record)
         counts = {len(records) for records in ranks.calls(key) if records}
         count = counts.pop() if len(counts) == 1 else 0
         wholes = {record.call: value for record, value in reference.wholes(key, count)}
         whole = wholes.get(record.call)
         if whole is not None and whole.shape == entry.whole.shape and entry.scale:
             entry.rounding = rms(whole - entry.whole) / entry.scale
-        held = ranks.held(key, record.call, len(wholes), entry.whole.shape) if wholes else []
+        held = []
+        if wholes:
+            held = ranks.held(key, call=record.call, of=len(wholes), whole=entry.whole.shape)
         values = {part.holder: part.value for part in held}
         errors = [
             rms(values[part.holder] - part.expected * part.factor)

@@ -134,7 +134,7 @@ def _forward_difference(comparison: Comparison, step: int) -> FirstDifference | 
     chain: list[tuple[Compared, Match]] = []
     upstream: dict[str, set[str]] = {}
     for entry in entries:
-        before = _upstream_of(entry, upstream)
+        before = _add_upstream(upstream, entry)
         if right.intersection(entry.record.inside):
             continue
         if entry.is_right:
@@ -151,8 +151,8 @@ def _forward_difference(comparison: Comparison, step: int) -> FirstDifference | 
     return _difference(*chain[0]) if chain and not chain[-1][0].record.inside else None
 
 
-def _upstream_of(entry: Compared, upstream: dict[str, set[str]]) -> set[str] | None:
-    """Return the modules that an output is computed from, and add them to `upstream`; None if they are unknown."""
+def _add_upstream(upstream: dict[str, set[str]], entry: Compared) -> set[str] | None:
+    """Add to `upstream` the modules that an output is computed from, and return them; None if they are unknown."""
     sources = entry.record.sources
     if sources is None:
         return None

@@ -129,7 +129,7 @@ def plan_redistribution(
     finally:
         forget_planners()
     return [
-        PlannedStep(info.mesh_dim, source, target, tuple(map(int, info.logical_shape)))
+        PlannedStep(axis=info.mesh_dim, before=source, after=target, shape=tuple(map(int, info.logical_shape)))
         for info in infos
         for source, target in [info.src_dst_placements]
     ]

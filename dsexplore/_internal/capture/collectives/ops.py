@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ class Communication:
     op: str
     """Plain name of the collective, ``"all_reduce"``."""
     messages: Messages
+    _: KW_ONLY
     group: int
     """Position of the argument with the process group or its name; -1 if it is unknown."""
     async_op: int | None = None
@@ -74,12 +75,14 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
 
 def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
     """Return a message of `size` bytes, with the dtype and shape of `tensor` if it is given."""
-    return Message(op, size, tensor.dtype, tensor.shape) if tensor is not None else Message(op, size, None, ())
+    if tensor is None:
+        return Message(op, size, dtype=None, shape=())
+    return Message(op, size, dtype=tensor.dtype, shape=tensor.shape)
 
 
 def _message_of_parts(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
     """Return the message of a buffer of n equal parts, each with this dtype and shape."""
-    return (Message(op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
+    return (Message(op, prod(map(int, shape)) * dtype.itemsize * n, dtype=dtype, shape=shape),)
 
 
 _cached_message = cache(_message_of_parts)
@@ -200,85 +203,85 @@ def _first_tensors(args: Sequence[Any], _n: int, op: str) -> list[Message]:
 
 
 _C10D = {
-    "allreduce_": Communication("all_reduce", _messages(0), 1, 4),
-    "allreduce_coalesced_": Communication("all_reduce", _messages(0), 1, 3),
-    "allgather_": Communication("all_gather", _list_messages(0), 2, 3),
-    "_allgather_base_": Communication("all_gather", _tensor(0), 2, 3),
-    "allgather_coalesced_": Communication("all_gather", _scaled_messages(1), 2, 3),
-    "allgather_into_tensor_coalesced_": Communication("all_gather", _messages(0), 2, 3),
-    "reduce_scatter_": Communication("reduce_scatter", _list_messages(1), 2, 4),
-    "_reduce_scatter_base_": Communication("reduce_scatter", _tensor(1), 2, 4),
-    "reduce_scatter_tensor_coalesced_": Communication("reduce_scatter", _messages(1), 2, 4),
-    "broadcast_": Communication("broadcast", _messages(0), 1, 4),
-    "reduce_": Communication("reduce", _messages(0), 1, 5),
-    "gather_": Communication("gather", _scaled_messages(1), 2, 4),
-    "gather_into_tensor_": Communication("gather", _scaled(1), 2, 4),
-    "scatter_": Communication("scatter", _scaled_messages(0), 2, 4),
-    "alltoall_": Communication("all_to_all", _larger_list(1, 0), 2, 3),
-    "alltoall_base_": Communication("all_to_all", _larger(1, 0), 2, 5),
-    "barrier": Communication("barrier", _nothing, 1, 3),
-    "monitored_barrier_": Communication("barrier", _nothing, 1, always_sync=True),
-    "send": Communication("send", _messages(0), 1),
-    "recv_": Communication("recv", _messages(0), 1),
-    "recv_any_source_": Communication("recv", _messages(0), 1),
+    "allreduce_": Communication("all_reduce", _messages(0), group=1, async_op=4),
+    "allreduce_coalesced_": Communication("all_reduce", _messages(0), group=1, async_op=3),
+    "allgather_": Communication("all_gather", _list_messages(0), group=2, async_op=3),
+    "_allgather_base_": Communication("all_gather", _tensor(0), group=2, async_op=3),
+    "allgather_coalesced_": Communication("all_gather", _scaled_messages(1), group=2, async_op=3),
+    "allgather_into_tensor_coalesced_": Communication("all_gather", _messages(0), group=2, async_op=3),
+    "reduce_scatter_": Communication("reduce_scatter", _list_messages(1), group=2, async_op=4),
+    "_reduce_scatter_base_": Communication("reduce_scatter", _tensor(1), group=2, async_op=4),
+    "reduce_scatter_tensor_coalesced_": Communication("reduce_scatter", _messages(1), group=2, async_op=4),
+    "broadcast_": Communication("broadcast", _messages(0), group=1, async_op=4),
+    "reduce_": Communication("reduce", _messages(0), group=1, async_op=5),
+    "gather_": Communication("gather", _scaled_messages(1), group=2, async_op=4),
+    "gather_into_tensor_": Communication("gather", _scaled(1), group=2, async_op=4),
+    "scatter_": Communication("scatter", _scaled_messages(0), group=2, async_op=4),
+    "alltoall_": Communication("all_to_all", _larger_list(1, 0), group=2, async_op=3),
+    "alltoall_base_": Communication("all_to_all", _larger(1, 0), group=2, async_op=5),
+    "barrier": Communication("barrier", _nothing, group=1, async_op=3),
+    "monitored_barrier_": Communication("barrier", _nothing, group=1, always_sync=True),
+    "send": Communication("send", _messages(0), group=1),
+    "recv_": Communication("recv", _messages(0), group=1),
+    "recv_any_source_": Communication("recv", _messages(0), group=1),
 }
 
 _FUNCTIONAL = {
-    "all_reduce": Communication("all_reduce", _tensor(0), 2),
-    "all_reduce_": Communication("all_reduce", _tensor(0), 2),
-    "all_reduce_coalesced": Communication("all_reduce", _messages(0), 2),
-    "all_reduce_coalesced_": Communication("all_reduce", _messages(0), 2),
-    "all_gather_into_tensor": Communication("all_gather", _scaled(0), 2),
-    "all_gather_into_tensor_out": Communication("all_gather", _scaled(0), 2),
-    "all_gather_into_tensor_coalesced": Communication("all_gather", _scaled_messages(0), 2),
-    "reduce_scatter_tensor": Communication("reduce_scatter", _tensor(0), 3),
-    "reduce_scatter_tensor_out": Communication("reduce_scatter", _tensor(0), 3),
-    "reduce_scatter_tensor_coalesced": Communication("reduce_scatter", _messages(0), 3),
-    "all_to_all_single": Communication("all_to_all", _all_to_all_single, 3),
-    "broadcast": Communication("broadcast", _tensor(0), 2),
-    "broadcast_": Communication("broadcast", _tensor(0), 2),
-    "isend": Communication("send", _tensor(0), 3),
-    "irecv": Communication("recv", _tensor(0), 3),
-    "batch_p2p_ops": Communication("send", _p2p_batch, 4),
+    "all_reduce": Communication("all_reduce", _tensor(0), group=2),
+    "all_reduce_": Communication("all_reduce", _tensor(0), group=2),
+    "all_reduce_coalesced": Communication("all_reduce", _messages(0), group=2),
+    "all_reduce_coalesced_": Communication("all_reduce", _messages(0), group=2),
+    "all_gather_into_tensor": Communication("all_gather", _scaled(0), group=2),
+    "all_gather_into_tensor_out": Communication("all_gather", _scaled(0), group=2),
+    "all_gather_into_tensor_coalesced": Communication("all_gather", _scaled_messages(0), group=2),
+    "reduce_scatter_tensor": Communication("reduce_scatter", _tensor(0), group=3),
+    "reduce_scatter_tensor_out": Communication("reduce_scatter", _tensor(0), group=3),
+    "reduce_scatter_tensor_coalesced": Communication("reduce_scatter", _messages(0), group=3),
+    "all_to_all_single": Communication("all_to_all", _all_to_all_single, group=3),
+    "broadcast": Communication("broadcast", _tensor(0), group=2),
+    "broadcast_": Communication("broadcast", _tensor(0), group=2),
+    "isend": Communication("send", _tensor(0), group=3),
+    "irecv": Communication("recv", _tensor(0), group=3),
+    "batch_p2p_ops": Communication("send", _p2p_batch, group=4),
 }
 
 # Signatures: torch/csrc/distributed/c10d/symm_mem and torch/distributed/_symmetric_memory.
 _SYMMETRIC_MEMORY = {
-    "_low_contention_all_gather": Communication("all_gather", _scaled(0), 1),
-    "_low_contention_all_gather_ce_multicast": Communication("all_gather", _scaled(0), 1),
-    "_low_contention_all_gather_ce_multicast_out": Communication("all_gather", _scaled(0), 1),
-    "_low_contention_reduce_scatter": Communication("reduce_scatter", _tensor(0), 2),
-    "fused_all_gather_matmul": Communication("all_gather", _scaled(0), 3),
-    "fused_all_gather_scaled_matmul": Communication("all_gather", _scaled(0), 5),
-    "fused_matmul_reduce_scatter": Communication("reduce_scatter", _product, 4),
-    "fused_scaled_matmul_reduce_scatter": Communication("reduce_scatter", _product, 7),
-    "multimem_all_gather_out": Communication("all_gather", _scaled(0), 1),
-    "multimem_all_reduce_": Communication("all_reduce", _tensor(0), 2),
-    "multimem_one_shot_all_reduce": Communication("all_reduce", _tensor(0), 2),
-    "multimem_one_shot_all_reduce_out": Communication("all_reduce", _tensor(0), 2),
-    "multimem_one_shot_reduce_out": Communication("reduce", _tensor(0), 3),
-    "one_shot_all_reduce": Communication("all_reduce", _tensor(0), 2),
-    "one_shot_all_reduce_copy": Communication("all_reduce", _tensor(1), 3),
-    "one_shot_all_reduce_copy_out": Communication("all_reduce", _tensor(1), 3),
-    "one_shot_all_reduce_out": Communication("all_reduce", _tensor(0), 2),
-    "two_shot_all_reduce_": Communication("all_reduce", _tensor(0), 2),
-    "two_shot_all_reduce_out": Communication("all_reduce", _tensor(0), 2),
-    "reduce_scatter_out": Communication("reduce_scatter", _tensor(0), 1),
-    "tile_reduce": Communication("reduce", _tensor(0), 3),
-    "multi_root_tile_reduce": Communication("reduce", _messages(0), 3),
-    "nccl_reduce_scatter_offset": Communication("reduce_scatter", _tensor(0), 2),
-    "nccl_all_to_all_nd": Communication("all_to_all", _tensor(0), 4),
-    "nvshmem_broadcast": Communication("broadcast", _tensor(0), 2),
-    "nvshmem_all_to_all": Communication("all_to_all", _tensor(0), 2),
-    "all_to_all_vdev": Communication("all_to_all", _tensor(0), 4),
-    "all_to_all_vdev_2d": Communication("all_to_all", _tensor(0), 4),
-    "all_to_all_vdev_2d_offset": Communication("all_to_all", _tensor(0), 4),
+    "_low_contention_all_gather": Communication("all_gather", _scaled(0), group=1),
+    "_low_contention_all_gather_ce_multicast": Communication("all_gather", _scaled(0), group=1),
+    "_low_contention_all_gather_ce_multicast_out": Communication("all_gather", _scaled(0), group=1),
+    "_low_contention_reduce_scatter": Communication("reduce_scatter", _tensor(0), group=2),
+    "fused_all_gather_matmul": Communication("all_gather", _scaled(0), group=3),
+    "fused_all_gather_scaled_matmul": Communication("all_gather", _scaled(0), group=5),
+    "fused_matmul_reduce_scatter": Communication("reduce_scatter", _product, group=4),
+    "fused_scaled_matmul_reduce_scatter": Communication("reduce_scatter", _product, group=7),
+    "multimem_all_gather_out": Communication("all_gather", _scaled(0), group=1),
+    "multimem_all_reduce_": Communication("all_reduce", _tensor(0), group=2),
+    "multimem_one_shot_all_reduce": Communication("all_reduce", _tensor(0), group=2),
+    "multimem_one_shot_all_reduce_out": Communication("all_reduce", _tensor(0), group=2),
+    "multimem_one_shot_reduce_out": Communication("reduce", _tensor(0), group=3),
+    "one_shot_all_reduce": Communication("all_reduce", _tensor(0), group=2),
+    "one_shot_all_reduce_copy": Communication("all_reduce", _tensor(1), group=3),
+    "one_shot_all_reduce_copy_out": Communication("all_reduce", _tensor(1), group=3),
+    "one_shot_all_reduce_out": Communication("all_reduce", _tensor(0), group=2),
+    "two_shot_all_reduce_": Communication("all_reduce", _tensor(0), group=2),
+    "two_shot_all_reduce_out": Communication("all_reduce", _tensor(0), group=2),
+    "reduce_scatter_out": Communication("reduce_scatter", _tensor(0), group=1),
+    "tile_reduce": Communication("reduce", _tensor(0), group=3),
+    "multi_root_tile_reduce": Communication("reduce", _messages(0), group=3),
+    "nccl_reduce_scatter_offset": Communication("reduce_scatter", _tensor(0), group=2),
+    "nccl_all_to_all_nd": Communication("all_to_all", _tensor(0), group=4),
+    "nvshmem_broadcast": Communication("broadcast", _tensor(0), group=2),
+    "nvshmem_all_to_all": Communication("all_to_all", _tensor(0), group=2),
+    "all_to_all_vdev": Communication("all_to_all", _tensor(0), group=4),
+    "all_to_all_vdev_2d": Communication("all_to_all", _tensor(0), group=4),
+    "all_to_all_vdev_2d_offset": Communication("all_to_all", _tensor(0), group=4),
 }
 
 COMMUNICATION_OPS: dict[str, Communication] = {
     **{f"c10d::{name}": entry for name, entry in _C10D.items()},
     **{f"_c10d_functional::{name}": entry for name, entry in _FUNCTIONAL.items()},
-    "_dtensor::shard_dim_alltoall": Communication("all_to_all", _tensor(0), 3),
+    "_dtensor::shard_dim_alltoall": Communication("all_to_all", _tensor(0), group=3),
     **{f"symm_mem::{name}": entry for name, entry in _SYMMETRIC_MEMORY.items()},
 }
 
@@ -371,11 +374,11 @@ def _all_names() -> list[str]:
     """
     global _cached_names
     in_python = ["".join(name.split()) for name in ops_defined_in_python() if name.startswith(_PREFIXES)]
-    defined = frozenset(filter(has_op, in_python))  # without those that were removed since
+    defined = frozenset(name for name in in_python if has_op(name))  # without those that were removed since
     state = len(sys.modules), len(torch.ops.loaded_libraries), defined
     if _cached_names[0] != state:
         names = [name for name in all_op_names() if name.startswith(_PREFIXES)]
-        _cached_names = state, names or list(filter(find_op, COMMUNICATION_OPS))
+        _cached_names = state, names or [name for name in COMMUNICATION_OPS if find_op(name)]
     return _cached_names[1]
 
 
@@ -386,5 +389,5 @@ def lookup(raw_op: str) -> Communication | None:
     """
     entry = COMMUNICATION_OPS.get(raw_op)
     if entry is None and raw_op not in NOT_COMMUNICATION:
-        entry = Communication(f"unknown:{raw_op.partition('::')[2]}", _first_tensors, -1)
+        entry = Communication(f"unknown:{raw_op.partition('::')[2]}", _first_tensors, group=-1)
     return entry

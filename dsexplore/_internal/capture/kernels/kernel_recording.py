@@ -103,11 +103,8 @@ class KernelRecording:
         """Begin to record ops and memory."""
         self._exit.callback(self.memory.release)
         self._exit.callback(self.differing.release)
-        for register, hook in (
-            (register_optimizer_step_pre_hook, self._before_optimizer),
-            (register_optimizer_step_post_hook, self._after_optimizer),
-        ):
-            self._exit.callback(register(hook).remove)
+        self._exit.callback(register_optimizer_step_pre_hook(self._before_optimizer).remove)
+        self._exit.callback(register_optimizer_step_post_hook(self._after_optimizer).remove)
         patches = Patches()
         self._exit.callback(patches.undo)
         install_all(PATCHES, {"always"}, patches, Parts(self))
@@ -158,7 +155,16 @@ class KernelRecording:
             self._meet_collectives()
         given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
         phase, module = self._where()
-        self.differing.follow(op, args, kwargs, result, given, returned, self.issued, is_forward=phase == "forward")
+        self.differing.follow(
+            op,
+            args=args,
+            kwargs=kwargs,
+            result=result,
+            given=given,
+            returned=returned,
+            issued=self.issued,
+            is_forward=phase == "forward",
+        )
         self._meet_models()
         for tensor in given:
             self._meet(tensor, phase)
@@ -281,9 +287,10 @@ class KernelRecording:
         """Add the rows of the segment, and begin the next one."""
         phase, module = self._last
         number = len(self.segments)
-        self.rows += [KernelRow(number, key[1], key[2], sums) for key, sums in self._segment.items()]
+        for (_, phase_of_row, cost), sums in self._segment.items():
+            self.rows.append(KernelRow(segment=number, phase=phase_of_row, cost=cost, sums=sums))
         self._segment = {}
-        self.segments.append(Segment(self._step, self._seen, phase, module))
+        self.segments.append(Segment(step=self._step, collectives=self._seen, phase=phase, module=module))
         self.memory.end_segment()
 
     def _where(self) -> tuple[Phase, ModuleEntry | None]:

@@ -85,7 +85,8 @@ def read_op(func: Any) -> AtenOp:
         name = str(func)
         return AtenOp(ATTENTION if "flex_attention" in name else MEMORY, name)
     schema, name = schema_of(func), func.overloadpacket.__name__
-    return AtenOp(_role(func, name, schema.returns), name, tuple(schema.arguments), schema.is_mutable)
+    role = _role(func, name, schema.returns)
+    return AtenOp(role, name, parameters=tuple(schema.arguments), writes=schema.is_mutable)
 
 
 def _role(func: OpOverload, name: str, returns: Sequence[Any]) -> int:

@@ -55,7 +55,8 @@ class Origins:
         before, after = reading.before, reading.after
         if before is not None and after is not None:
             self._groups.add_mesh(before.mesh)
-            redistribute = Redistribute(reading.redistribute_reason, before.placements, after.placements)
+            reason = reading.redistribute_reason
+            redistribute = Redistribute(reason, before=before.placements, after=after.placements)
         owner = self._find_owner(reading)
         trigger = reading.call.module
         if trigger is None:

@@ -111,20 +111,22 @@ class DifferingValues:
                 self._set(local, differs | placed)
                 continue
             for group in (differs - placed).intersection(groups):
-                difference = Differing("activation", phase, module, name=op, axis=self._axes.get(group, ""), step=step)
+                difference = Differing(
+                    kind="activation", phase=phase, module=module, name=op, axis=self._axes.get(group, ""), step=step
+                )
                 self._report(difference, id(module), group)
             self._set(local, placed)
 
     def follow(
         self,
         op: AtenOp,
+        *,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         result: Any,
         given: Sequence[Tensor],
         returned: Sequence[Tensor],
         issued: Sequence[Issued],
-        *,
         is_forward: bool,
     ) -> None:
         """Follow the values through an op on plain tensors.
@@ -198,7 +200,9 @@ class DifferingValues:
             holding = holder(parameter)
             if holding is not None:
                 module, name = holding
-                difference = Differing(kind, "optimizer", module, name, axis=self._axes.get(group, ""), step=step)
+                difference = Differing(
+                    kind=kind, phase="optimizer", module=module, name=name, axis=self._axes.get(group, ""), step=step
+                )
                 self._report(difference, id(parameter), group)
 
     def _sharded_over(self, tensor: Tensor) -> Differs:

@@ -309,7 +309,7 @@ class CommsLogger(LogContent):
         group = _group_of_size(group_size)
         message = Message(plain_op(raw_name), nbytes=msg_size, dtype=None, shape=())
         origin = Origin("other", trigger=None, owner=None, sources=())
-        issued = Issued(OWN_OP + raw_name, [message], group, group.own_rank, origin)
+        issued = Issued(OWN_OP + raw_name, [message], group, rank=group.own_rank, origin=origin)
         issued.end = self.clock() + self.epoch
         issued.start = issued.end - max(1, round(latency * 1e6))
         spelling = Spelling(raw_name, plain_op(raw_name), self.append, is_custom=True)

@@ -79,7 +79,9 @@ def wrong_recomputation(comparison: Comparison, step: int) -> Iterator[WrongDraw
             ranks.setdefault(module, []).append(record.rank)
     for module, wrong in list(ranks.items())[:1]:
         looks = "what is computed again for backward drops other elements than forward did"
-        yield WrongDraw("backward", module, tuple(sorted(wrong)), Match("dropout", looks, CHANGE_AGAIN))
+        yield WrongDraw(
+            phase="backward", module=module, ranks=tuple(sorted(wrong)), match=Match("dropout", looks, CHANGE_AGAIN)
+        )
 
 
 def _wrongly_recomputed(draws: Sequence[Draw]) -> str | None:
@@ -126,7 +128,12 @@ def _different_masks_on_replicas(comparison: Comparison, step: int) -> Iterator[
             if all(_are_same(first, of_rank) for of_rank in draws.values()):
                 continue
             looks = "these ranks hold the same activation, and drop different elements of it"
-            yield WrongDraw("forward", entry.record.module, tuple(sorted(draws)), Match("dropout", looks, CHANGE))
+            yield WrongDraw(
+                phase="forward",
+                module=entry.record.module,
+                ranks=tuple(sorted(draws)),
+                match=Match("dropout", looks, CHANGE),
+            )
             break
 
 
@@ -155,7 +162,9 @@ def _equal_masks_on_parts(comparison: Comparison, step: int) -> Iterator[WrongDr
             if _are_same(draws, other_draws) and drops_some:
                 ranks = tuple(sorted({first.holder.rank, second.holder.rank}))
                 looks = "these ranks hold different features, and drop the same elements of them"
-                yield WrongDraw("forward", entry.record.module, ranks, Match("dropout", looks, CHANGE))
+                yield WrongDraw(
+                    phase="forward", module=entry.record.module, ranks=ranks, match=Match("dropout", looks, CHANGE)
+                )
                 break
 
 
@@ -183,7 +192,9 @@ def _different_probabilities(comparison: Comparison) -> Iterator[WrongDraw]:
         if wrong:
             of_reference, of_rank = next(iter(wrong.values()))
             looks = f"the reference drops {of_reference:.3g} of it, and these ranks {of_rank:.3g}"
-            yield WrongDraw("forward", module, tuple(wrong), Match("dropout", looks, CHANGE_SHARE))
+            yield WrongDraw(
+                phase="forward", module=module, ranks=tuple(wrong), match=Match("dropout", looks, CHANGE_SHARE)
+            )
 
 
 def _probabilities(module: str, reference: RunRecord, rank: RunRecord) -> tuple[float, float] | None:

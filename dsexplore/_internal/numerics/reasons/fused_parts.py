@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,14 @@ from dsexplore._internal.numerics.compared_runs import Comparison
 from dsexplore._internal.numerics.compared_values import Compared, Part
 from dsexplore._internal.numerics.initial_weights import dtensor_indices
 from dsexplore._internal.numerics.reasons.match import Match, runs_text
+
+
+class _Held(NamedTuple):
+    """Part of a dim of a weight that a rank holds."""
+
+    indices: Tensor
+    size: int
+    """Size of the whole dim."""
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
@@ -28,40 +37,41 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     weights = _weights_of(comparison, entry.record.module.rpartition(".")[0])
     usual = f"{entry.record.module}.weight"
     for weight in [usual] if usual in weights else weights:
-        columns = _held(comparison, weight, entry.wrong_ranks[0], 1)
-        if columns is not None and (weight == usual or columns[1] == entry.whole.shape[-1]):
+        columns = _held(comparison, weight, rank=entry.wrong_ranks[0], dim=1)
+        if columns is not None and (weight == usual or columns.size == entry.whole.shape[-1]):
             match = _cut_otherwise(comparison, entry.wrong_ranks[0], weight, columns)
             if match is not None:
                 return match
     return None
 
 
-def _cut_otherwise(comparison: Comparison, rank: int, weight: str, columns: tuple[Tensor, int]) -> Match | None:
+def _cut_otherwise(comparison: Comparison, rank: int, weight: str, columns: _Held) -> Match | None:
     """Return the match for a layer whose rows on a rank do not match columns of a weight there; None without one.
 
     Args:
         comparison: the compared runs.
         rank: rank whose shards are looked at.
         weight: name of the weight.
-        columns: indices of its columns that the rank holds, and the number of all columns.
+        columns: its columns that the rank holds.
     """
     for name in _weights_of(comparison, weight.removesuffix(".weight").rpartition(".")[0]):
-        rows = _held(comparison, name, rank, 0)
+        rows = _held(comparison, name, rank=rank, dim=0)
         if name == weight or rows is None:
             continue
-        needed = _needed(columns, rows[1])
-        if needed is None or len(rows[0]) != len(needed) or torch.equal(rows[0].sort().values, needed):
+        needed = _needed(columns, rows.size)
+        if needed is None or len(rows.indices) != len(needed) or torch.equal(rows.indices.sort().values, needed):
             continue
+        ratio = _ratio(rows.size, columns.size)
         looks = (
-            f"rank {rank} holds rows {runs_text(rows[0])} of {name}, which has {_ratio(rows[1], columns[1])} as "
-            f"{weight} has columns, and of these {runs_text(columns[0])}"
+            f"rank {rank} holds rows {runs_text(rows.indices)} of {name}, which has {ratio} as {weight} has columns, "
+            f"and of these {runs_text(columns.indices)}"
         )
-        parts_of = f"each of the {rows[1] // columns[1]} parts of " if rows[1] > columns[1] else ""
+        parts_of = f"each of the {rows.size // columns.size} parts of " if rows.size > columns.size else ""
         return Match("permutation", looks, f"cut {parts_of}{name} as those columns are cut")
     return None
 
 
-def _needed(columns: tuple[Tensor, int], rows: int) -> Tensor | None:
+def _needed(columns: _Held, rows: int) -> Tensor | None:
     """Return the rows that match the held columns, ascending; None if neither size is a multiple of the other."""
     indices, size = columns
     if rows % size == 0:
@@ -82,15 +92,15 @@ def _weights_of(comparison: Comparison, parent: str) -> list[str]:
     return [name for name in names if name.endswith(".weight") and name.rpartition(".")[0].rpartition(".")[0] == parent]
 
 
-def _held(comparison: Comparison, name: str, rank: int, dim: int) -> tuple[Tensor, int] | None:
-    """Return the indices of a dim of a weight that a rank holds, if that dim is cut, and the size of the dim."""
+def _held(comparison: Comparison, name: str, *, rank: int, dim: int) -> _Held | None:
+    """Return the part of a dim of a weight that a rank holds; None if it holds all or nothing is known."""
     if rank >= len(comparison.ranks):
         return None
     record = comparison.ranks[rank]
     if name in record.places:
         place = record.places[name]
         indices = dtensor_indices(place, rank)[dim] if dim < len(place.shape) else torch.arange(0)
-        return (indices, place.shape[dim]) if 0 < len(indices) < place.shape[dim] else None
+        return _Held(indices, size=place.shape[dim]) if 0 < len(indices) < place.shape[dim] else None
     cut, indices = record.rows.get(name, (-1, torch.arange(0)))
     sizes = [entry.whole.shape for entry in comparison.entries if entry.record.name == name]
-    return (indices, sizes[0][dim]) if cut == dim and sizes else None
+    return _Held(indices, size=sizes[0][dim]) if cut == dim and sizes else None
