@@ -195,7 +195,7 @@ class _PlacedMessage(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """The message itself."""
+        """Message at this position."""
         return self.issued.messages[self.position]
 
     @property
