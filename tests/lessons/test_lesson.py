@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 import dsexplore
+from dsexplore._internal.lessons.exercise_tensors import is_close
 from dsexplore.lessons import LESSONS, open_lesson
 from tests.lessons import data_parallel_answers, model_parallel_answers
 from tests.lessons.answers import SOLVED, WRONG, Wrong
@@ -60,3 +63,10 @@ def test_unknown_names_are_refused() -> None:
         open_lesson("ddp").check("bucket", print)
     with pytest.raises(dsexplore.UsageError, match="give the function itself"):
         open_lesson("ddp").check("naive", None)  # type: ignore[arg-type]
+
+
+def test_an_answer_that_is_a_dtensor_is_not_close() -> None:
+    wanted = torch.ones(4)
+    with dsexplore.simulate(2) as mesh:
+        assert not is_close(distribute_tensor(wanted, mesh, [Replicate()]), wanted)
+    assert is_close(wanted.clone(), wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dsexplore._internal.lessons.requirement import Requirement
 
@@ -23,8 +24,13 @@ def layers(count: int, width: int) -> nn.Sequential:
 
 
 def is_close(got: object, wanted: Tensor) -> bool:
-    """Return True if an answer is a tensor of this shape and dtype with these values, up to rounding."""
-    if not isinstance(got, Tensor) or got.shape != wanted.shape or got.dtype != wanted.dtype:
+    """Return True if an answer is a plain tensor of this shape and dtype with these values, up to rounding."""
+    if (
+        not isinstance(got, Tensor)
+        or isinstance(got, DTensor)
+        or got.shape != wanted.shape
+        or got.dtype != wanted.dtype
+    ):
         return False
     return torch.allclose(got.detach(), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
 

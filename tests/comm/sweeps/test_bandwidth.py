@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dsexplore.comm as dist
+from dsexplore._internal.comm.sweeps.bandwidth import rate_text
 from dsexplore._internal.errors import UsageError
 
 SHARED = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -73,3 +74,8 @@ def test_an_op_that_nobody_knows_has_factor_one() -> None:
 def test_figures_that_mean_nothing_are_refused(arguments: tuple[str, float, float, int], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         dist.bandwidth(*arguments)
+
+
+def test_rates_are_rounded_before_their_unit_is_chosen() -> None:
+    rates = (0.9997, 1200.0, 0.0125, 46.2, 0.0)
+    assert [rate_text(rate) for rate in rates] == ["1 GB/s", "1.2 TB/s", "12.5 MB/s", "46.2 GB/s", "0 kB/s"]

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 import dsexplore
 from dsexplore._internal.errors import TraceFileError
 from dsexplore._internal.trace.checked_tables import checked_tables
+from dsexplore._internal.trace.importers.profiler_calls import listed
 
 HUGE = 1 << 62
 MOST_MIB = 300
@@ -373,3 +374,7 @@ def test_any_value_in_a_profile_is_read_or_refused(tmp_path: Path, field: str, v
     (tmp_path / "rank0.json").write_bytes(text(profile(0, **changes)))
     with suppress(TraceFileError):
         dsexplore.load(tmp_path).headline()
+
+
+def test_a_text_that_no_literal_can_be_is_no_list() -> None:
+    assert [listed(text) for text in ("{[]: 1}", "[" * 100_000, "[0, 1]")] == [None, None, (0, 1)]

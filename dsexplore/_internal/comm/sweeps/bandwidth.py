@@ -69,8 +69,9 @@ def bandwidth(op: str, message_bytes: float, seconds: float, group_size: int) ->
 
 
 def rate_text(gb_per_s: float) -> str:
-    """Return a rate in GB/s as text: ``0.0125`` → ``"12.5 MB/s"``; 1 MB = 1e6 bytes."""
-    for unit, scale in (("GB/s", 1.0), ("MB/s", 1e-3)):
-        if gb_per_s >= scale:
-            return f"{gb_per_s / scale:.3g} {unit}"
+    """Return a rate in GB/s as text with three digits: ``0.0125`` → ``"12.5 MB/s"``; 1 MB = 1e6 bytes."""
+    for unit, scale in (("TB/s", 1e3), ("GB/s", 1.0), ("MB/s", 1e-3)):
+        rounded = float(f"{gb_per_s / scale:.3g}")
+        if rounded >= 1:
+            return f"{rounded:g} {unit}"
     return f"{gb_per_s / 1e-6:.3g} kB/s"

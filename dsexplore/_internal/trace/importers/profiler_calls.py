@@ -374,9 +374,10 @@ def _described(event: Event, ranges: EventRanges, base: int) -> ProfilerCall:
 
 @cache
 def _literal(text: str) -> Any:
+    """Return the value of a literal of Python; None for any other text, as of a damaged file."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 
