@@ -26,15 +26,15 @@ class EventKind(Enum):
     """How events of one category and name are read."""
 
     SKIPPED = 0
-    """It is not parsed."""
+    """Events that are not parsed."""
     EVENT = 1
-    """It is parsed as a whole."""
+    """Events that are parsed as a whole."""
     RANGE = 2
-    """It is parsed only on threads that issue collectives."""
+    """Events that are parsed only on threads that issue collectives."""
     KERNEL = 3
-    """It is parsed as a whole if it is described as a collective; else only its device and time are."""
+    """Events that are parsed as a whole if described as a collective; else only their device and time are."""
     LAUNCH = 4
-    """It is parsed only if it launched a kernel that communicates."""
+    """Events that are parsed only if they launched a kernel that communicates."""
 
 
 class EventKinds(dict[bytes, EventKind]):
